@@ -1,0 +1,1 @@
+"""What users write and processes say to each other: jobs, clusters, units, messages."""
