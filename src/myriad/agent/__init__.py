@@ -1,0 +1,1 @@
+"""The process on each node: starts, watches and fences workers, and holds their memory snapshots."""

@@ -1,0 +1,22 @@
+"""Deadlines and budgets of the controller, each with its reason.
+
+Every wait has one of these; when it expires the sentence names the nodes that were missing.
+"""
+
+from __future__ import annotations
+
+# Killing processes takes milliseconds and checking a held snapshot about 1 s per GB; a node that cannot
+# confirm in this time is taken out.
+FENCE_DEADLINE_S = 20.0
+# A SIGTERM's grace for cancelled and timed-out jobs, before SIGKILL.
+STOP_GRACE_S = 5.0
+# Template import (seconds when warm in the page cache, a minute on a loaded file system) plus a store.
+STORE_DEADLINE_S = 180.0
+# From forking the workers to the first finished step: model build, restore and warm-up included.
+START_DEADLINE_S = 600.0
+# A job without step reports that has run this long has made progress.
+PROGRESS_RUN_S = 60.0
+# Missed heartbeats: suspicion while the connection is open, a verdict when it is closed too.
+SUSPECT_BEATS = 3
+# Missed heartbeats that are a verdict by themselves: an agent this late cannot have been scheduled out.
+DEAD_BEATS = 8

@@ -1,0 +1,1 @@
+"""Emulated nodes: one agent process per node on this machine."""

@@ -1,0 +1,1 @@
+"""The shell around the controller: event loop, clock, SQLite file, connections."""
