@@ -227,6 +227,7 @@ class JobSpec(Spec):
     workers_per_node: Count | None = None  # None: one for each accelerator of the node type
     time_limit: Annotated[Seconds, Field(gt=0)] | None = None
     env: dict[EnvKey, EnvValue] = Field(default_factory=dict)
+    workdir: Path | None = None  # where workers start and relative paths begin; submit fills in its own
     command: Command = None
     model: ModelSpec | None = None
     layout: LayoutSpec = LayoutSpec()

@@ -1,0 +1,1 @@
+"""Token shards on disk, the pure order of samples, and the loader that joins both."""

@@ -1,0 +1,166 @@
+"""Batches of token sequences, in an order that depends on nothing but (seed, position).
+
+Sample i is tokens [i*S, i*S + S + 1) of the concatenated token stream (S = sequence length): S inputs
+and, shifted by one, S labels. ``position`` counts samples consumed since the beginning of the run, over
+all ranks, so a changed batch size, number of ranks or restart moves nothing: whoever knows the position
+knows all that follows. Each data-parallel rank reads only its own contiguous slots of a batch.
+
+Method: one ``pread`` a sample, into one reused buffer; a file cut short below us is a DatasetError and
+not the SIGBUS a mapping would raise. Trade-off: a system call a sample (1 to 2 us) instead of none; at
+S = 2048 one core still reads more than 100 million tokens/s from the page cache.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from myriad.storage.datasets.index import DatasetError, open_index, read_sidecar
+from myriad.storage.datasets.order import samples_at
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One rank's part of a global batch of which it holds ``local`` sequences of S tokens.
+
+    ``position`` is the position of the global batch's first sample; ``sample_ids`` are this rank's.
+    """
+
+    tokens: NDArray[np.int64]  # [local, S]
+    labels: NDArray[np.int64]  # [local, S]
+    sample_ids: tuple[int, ...]  # [local]
+    position: int
+
+
+class TokenDataset:
+    """The token stream of ``<prefix>.bin`` cut into samples of ``sequence_length`` + 1 tokens.
+
+    ``size`` samples; ``vocab_size`` is None where no sidecar says it. Raises DatasetError.
+    """
+
+    def __init__(self, prefix: str | os.PathLike[str], sequence_length: int) -> None:
+        assert sequence_length > 0, sequence_length
+        self.index = open_index(prefix)
+        sidecar = read_sidecar(prefix)
+        self.vocab_size = None if sidecar is None else sidecar.vocab_size
+        self.sequence_length = sequence_length
+        self.size = max(0, (self.index.tokens - 1) // sequence_length)
+        if self.size == 0:
+            raise DatasetError(
+                f"{self.index.bin_path} has {self.index.tokens} tokens, too few for one sample of "
+                f"{sequence_length} + 1; add text or lower data.sequence_length"
+            )
+        self._row = np.empty(sequence_length + 1, self.index.dtype)
+        self._fd = os.open(self.index.bin_path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def read(self, sample_id: int) -> NDArray[Any]:
+        """Tokens of one sample, [S + 1] in the file's dtype, in a buffer that the next read overwrites."""
+        assert 0 <= sample_id < self.size, (sample_id, self.size)
+        offset = sample_id * self.sequence_length * self.index.dtype.itemsize
+        view, done = self._row.view(np.uint8).data, 0
+        while done < view.nbytes:
+            try:
+                count = os.preadv(self._fd, [view[done:]], offset + done)
+            except OSError as error:
+                raise DatasetError(
+                    f"reading {self.index.bin_path} failed: {error.strerror}; check the storage below it"
+                ) from error
+            if count == 0:
+                raise DatasetError(f"{self.index.bin_path} was truncated while in use; restore it")
+            done += count
+        return self._row
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Loader:
+    """The batches of one data-parallel rank, from ``start_position`` on.
+
+    ``position`` (to be saved with a checkpoint) is the next sample not consumed. ``skipped`` are ranges
+    [first, end) of positions to be passed over; nothing after a range changes by skipping it.
+
+    ``on_end`` says what follows the data set's last sample. ``repeat``: the next epoch, in another order;
+    a batch may span two epochs, and where the data set is smaller than a batch it holds samples twice.
+    ``refuse``: each sample at most once, and a batch that would need more raises DatasetError.
+    """
+
+    def __init__(
+        self,
+        dataset: TokenDataset,
+        seed: int,
+        global_batch: int,
+        dp_rank: int,
+        dp_size: int,
+        start_position: int = 0,
+        skipped: Iterable[tuple[int, int]] = (),
+        on_end: Literal["repeat", "refuse"] = "repeat",
+    ) -> None:
+        assert 0 <= dp_rank < dp_size and global_batch > 0 and global_batch % dp_size == 0, (
+            global_batch,
+            dp_rank,
+            dp_size,
+        )
+        assert start_position >= 0, start_position
+        self.dataset, self.seed, self.global_batch, self.on_end = dataset, seed, global_batch, on_end
+        self.local = global_batch // dp_size
+        self.position = start_position
+        self._first_slot = dp_rank * self.local
+        self._skipped = sorted(skipped)
+        assert all(0 <= first <= end for first, end in self._skipped), self._skipped
+        if on_end == "refuse":
+            self._refuse_beyond_end(global_batch)
+
+    def next(self) -> Batch:
+        """Read this rank's part of the next global batch and move ``position`` behind that batch."""
+        positions = self._positions()
+        end = int(positions[-1]) + 1
+        if self.on_end == "refuse":
+            self._refuse_beyond_end(end)
+        mine = positions[self._first_slot : self._first_slot + self.local]
+        ids = samples_at(self.seed, mine, self.dataset.size)
+        tokens = np.empty((self.local, self.dataset.sequence_length), np.int64)
+        labels = np.empty_like(tokens)
+        for slot, sample_id in enumerate(ids):
+            row = self.dataset.read(int(sample_id))
+            tokens[slot] = row[:-1]
+            labels[slot] = row[1:]
+        self.position = end
+        return Batch(tokens, labels, tuple(ids.tolist()), int(positions[0]))
+
+    def _positions(self) -> NDArray[np.int64]:
+        """The next ``global_batch`` positions outside the skipped ranges, int64 [global_batch]."""
+        parts, needed, at = [], self.global_batch, self.position
+        for first, end in self._skipped:
+            take = min(needed, max(0, first - at))
+            if take:
+                parts.append(np.arange(at, at + take, dtype=np.int64))
+                needed, at = needed - take, at + take
+            if not needed:
+                break
+            if first <= at < end:
+                at = end
+        if needed:
+            parts.append(np.arange(at, at + needed, dtype=np.int64))
+        return np.concatenate(parts)
+
+    def _refuse_beyond_end(self, end: int) -> None:
+        if end > self.dataset.size:
+            raise DatasetError(
+                f"{self.dataset.index.bin_path} has {self.dataset.size} samples of "
+                f"{self.dataset.sequence_length} tokens, and this batch needs {end}: add text, lower "
+                "data.global_batch or optimizer.steps, or set data.on_end to repeat"
+            )

@@ -1,0 +1,232 @@
+"""What a durable checkpoint consists of, whether it is committed, and which ones there are.
+
+A checkpoint is the directory ``<directory>/step-<N>.gen-<G>`` with the files of PyTorch DCP,
+``manifest.json`` (its own SHA-256 inside) and, once the controller has journaled the commit,
+``COMMITTED`` holding the manifest's SHA-256. Every file is written under another name, synced, renamed,
+and its directory synced, so each either is there whole or is not there.
+
+The controller's journal is the truth on what is committed; the marker tells people and tools without a
+journal. A checkpoint that is journaled but lost its writer before the marker can therefore be loaded.
+Order is (generation, step): after a restart from an earlier step, what an abandoned generation wrote
+beyond that step is older than all that follows. Torch-free; an operation costs two fsyncs, 1 to 20 ms.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import re
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from myriad.spec.messages import FileSum
+
+FORMAT = 1
+MANIFEST_NAME = "manifest.json"
+MARKER_NAME = "COMMITTED"
+CHECKSUM_CHUNK_BYTES = 1 << 20
+_NAME = re.compile(r"step-(\d+)\.gen-(\d+)")
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint cannot be written, read or found; the sentence says what to do."""
+
+
+class CheckpointCorrupt(CheckpointError):
+    """A file of a checkpoint is not what was written; use another tier or an older checkpoint."""
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """All one needs to know to trust and use the files of one checkpoint."""
+
+    format: int = FORMAT
+    step: int  # finished optimizer steps
+    generation: int
+    position: int  # samples consumed
+    world_size: int
+    layout: dict[str, Any]
+    versions: dict[str, str]
+    files: tuple[FileSum, ...]
+    meta: dict[str, Any] = {}
+
+    def file(self, name: str) -> FileSum | None:
+        return next((each for each in self.files if each.path == name), None)
+
+
+class _Envelope(msgspec.Struct, frozen=True):
+    """What ``manifest.json`` holds: the manifest's exact bytes, and their hash."""
+
+    sha256: str
+    manifest: msgspec.Raw
+
+
+class _Format(msgspec.Struct, frozen=True):
+    format: int
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One checkpoint directory that exists, whole or not."""
+
+    path: Path
+    step: int
+    generation: int
+    committed: bool
+
+
+def checkpoint_path(directory: str | os.PathLike[str], step: int, generation: int) -> Path:
+    return Path(directory) / f"step-{step}.gen-{generation}"
+
+
+def write_manifest(path: Path, manifest: Manifest) -> None:
+    """Write ``manifest.json`` into the checkpoint directory ``path``, whole and synced. CheckpointError."""
+    body = msgspec.json.encode(manifest)
+    envelope = _Envelope(hashlib.sha256(body).hexdigest(), msgspec.Raw(body))
+    _write_synced(path / MANIFEST_NAME, msgspec.json.encode(envelope))
+
+
+def read_manifest(path: Path) -> Manifest:
+    """The manifest of the checkpoint directory ``path``. Raises CheckpointError or CheckpointCorrupt."""
+    file = path / MANIFEST_NAME
+    try:
+        envelope = msgspec.json.decode(file.read_bytes(), type=_Envelope)
+        if hashlib.sha256(envelope.manifest).hexdigest() != envelope.sha256:
+            raise CheckpointCorrupt(f"{file} fails its own checksum; resume from another checkpoint")
+        format_ = msgspec.json.decode(envelope.manifest, type=_Format).format
+        if format_ > FORMAT:
+            raise CheckpointError(
+                f"{file} has format {format_} and this version reads up to {FORMAT}: "
+                "use the version of myriad that wrote it, or a newer one"
+            )
+        return msgspec.json.decode(envelope.manifest, type=Manifest)
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"there is no finished checkpoint at {path}: {MANIFEST_NAME} is missing; resume from another one"
+        ) from None
+    except OSError as error:
+        raise storage_error(path, error, "read") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise CheckpointCorrupt(f"{file} is no manifest ({error}); resume from another checkpoint") from None
+
+
+def commit_marker(path: Path) -> None:
+    """Mark the checkpoint directory ``path`` as committed; only after the controller journaled it.
+
+    May be repeated. Raises CheckpointError when the manifest is missing or the storage refuses.
+    """
+    read_manifest(path)
+    _write_synced(path / MARKER_NAME, _sha256(path / MANIFEST_NAME) + b"\n")
+
+
+def is_committed(path: Path) -> bool:
+    """Whether the marker is there and names this very manifest. Raises CheckpointError if unreadable."""
+    try:
+        return (path / MARKER_NAME).read_bytes().strip() == _sha256(path / MANIFEST_NAME)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise storage_error(path, error, "read") from error
+
+
+def list_checkpoints(directory: str | os.PathLike[str]) -> tuple[Checkpoint, ...]:
+    """All checkpoints below ``directory``, newest first; none where the directory does not exist.
+
+    Raises CheckpointError where it exists and cannot be listed: that is not "no checkpoint".
+    """
+    try:
+        names = os.listdir(directory)
+    except FileNotFoundError:
+        return ()
+    except OSError as error:
+        raise storage_error(directory, error, "list") from error
+    found = []
+    for name in names:
+        if (match := _NAME.fullmatch(name)) is not None:
+            path = Path(directory) / name
+            found.append(Checkpoint(path, int(match[1]), int(match[2]), is_committed(path)))
+    return tuple(sorted(found, key=lambda each: (each.generation, each.step), reverse=True))
+
+
+def prune(directory: str | os.PathLike[str], keep: int) -> tuple[Checkpoint, ...]:
+    """Remove all but the ``keep`` newest committed checkpoints, and return what was removed.
+
+    Uncommitted ones older than the newest committed one go too: their writers are fenced or have moved
+    on. Newer ones stay, since somebody may be writing them, and so does everything while none is committed.
+    """
+    assert keep >= 1, keep
+    checkpoints = list_checkpoints(directory)
+    committed = [each for each in checkpoints if each.committed]
+    if not committed:
+        return ()
+    older = checkpoints[checkpoints.index(committed[0]) + 1 :]
+    removed = tuple(each for each in older if each not in committed[:keep])
+    for each in removed:
+        _remove(each.path)
+    return removed
+
+
+def file_sum(path: Path) -> FileSum:
+    """Size and CRC-32 of one file, named by its last part. About 1 s a GB."""
+    crc, size, buffer = 0, 0, memoryview(bytearray(CHECKSUM_CHUNK_BYTES))
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(buffer):
+            crc, size = zlib.crc32(buffer[:count], crc), size + count
+    return FileSum(path.name, size, crc)
+
+
+def sync_directory(path: Path) -> None:
+    """Make the names in ``path`` durable; file contents are synced by their writers."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def storage_error(directory: str | os.PathLike[str], error: OSError, doing: str) -> CheckpointError:
+    """The one sentence for what the storage below ``directory`` refused; ``doing`` is a verb."""
+    match error.errno:
+        case errno.ENOSPC | errno.EDQUOT:
+            why = "is full: free space there or set checkpoint.directory to a larger file system"
+        case errno.EROFS:
+            why = "is read-only: mount it writable or set checkpoint.directory to another one"
+        case errno.EACCES | errno.EPERM:
+            why = f"does not let this user {doing}: change its permissions or set checkpoint.directory"
+        case _:
+            why = f"could not be used to {doing} ({error.strerror or error}): check the storage below it"
+    return CheckpointError(f"the checkpoint directory {os.fspath(directory)} {why}")
+
+
+def _write_synced(path: Path, data: bytes) -> None:
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.rename(path)
+        sync_directory(path.parent)
+    except OSError as error:
+        temporary.unlink(missing_ok=True) if error.errno != errno.EROFS else None
+        raise storage_error(path.parent, error, "write") from error
+
+
+def _sha256(path: Path) -> bytes:
+    return hashlib.sha256(path.read_bytes()).hexdigest().encode()
+
+
+def _remove(path: Path) -> None:
+    """Delete one checkpoint, marker first: what a crash leaves behind is not taken for committed."""
+    try:
+        (path / MARKER_NAME).unlink(missing_ok=True)
+        sync_directory(path)
+        for file in path.iterdir():
+            file.unlink()
+        path.rmdir()
+    except OSError as error:
+        raise storage_error(path.parent, error, "delete old checkpoints") from error

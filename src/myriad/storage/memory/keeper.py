@@ -1,0 +1,107 @@
+"""The memory snapshots an agent holds for the ranks of its node.
+
+Per (job, rank) it keeps the two newest (the older one is whole even while a rank dies in mid-step), the
+one of the last durable step (when a node is lost, the survivors restart from it while the newcomer reads
+storage) and those whose durable checkpoint is still being committed. All else is closed at once, so host
+memory is bounded by five snapshots a rank, and it is three outside a commit.
+
+A snapshot is read and checked once, when it is first reported (about 1 s for 2 GB); being sealed it
+cannot change afterwards by anybody's doing, and its reader checks it once more before use.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass
+
+from myriad.spec.messages import Holding
+from myriad.storage.memory.snapshot import verify
+
+NEWEST_KEPT = 2
+# Durable steps written but not yet known to be committed: one in flight, one more for a slow controller.
+UNCOMMITTED_KEPT = 2
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class _Held:
+    fd: int
+    size: int
+    crc32: int
+    durable: bool
+    verified: bool = False
+
+
+class SnapshotKeeper:
+    """Owns every fd given to it, and closes each one it drops. Not for use by two threads at once."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, dict[int, dict[int, _Held]]] = {}  # job -> rank -> step
+        self._durable_step: dict[str, int] = {}  # job -> last committed durable step
+        self.bytes_held = 0
+
+    def add(self, job: str, rank: int, step: int, fd: int, size: int, crc32: int, durable: bool) -> None:
+        """Take over ``fd``; a step taken again (re-executed after a restart) replaces the older one."""
+        steps = self._held.setdefault(job, {}).setdefault(rank, {})
+        self._close(steps, step)
+        steps[step] = _Held(fd, size, crc32, durable)
+        self.bytes_held += size
+        self._trim(job)
+
+    def mark_durable(self, job: str, step: int) -> None:
+        """The durable checkpoint of ``step`` is committed: its snapshot replaces the one kept so far."""
+        self._durable_step[job] = step
+        self._trim(job)
+
+    def holdings(self, job: str) -> tuple[Holding, ...]:
+        """All snapshots of the job that are whole, by rank and step; damaged ones are dropped here."""
+        found = []
+        for rank, steps in sorted(self._held.get(job, {}).items()):
+            for step, held in sorted(steps.items()):
+                held.verified = held.verified or verify(held.fd, held.size, held.crc32)
+                if held.verified:
+                    found.append(Holding(rank, step, held.size))
+                else:
+                    _log.warning("snapshot of job %s rank %d step %d is damaged: dropped", job, rank, step)
+                    self._close(steps, step)
+        return tuple(found)
+
+    def fd_for(self, job: str, rank: int, step: int) -> int | None:
+        """The snapshot's fd, to be sent at once (it stays ours), or None where it is not held."""
+        held = self._held.get(job, {}).get(rank, {}).get(step)
+        return None if held is None else held.fd
+
+    def drop_newer(self, job: str, step: int) -> None:
+        """After a restart from ``step``: whatever the abandoned timeline took beyond it must go."""
+        for steps in self._held.get(job, {}).values():
+            for newer in [each for each in steps if each > step]:
+                self._close(steps, newer)
+        if self._durable_step.get(job, step) > step:
+            del self._durable_step[job]
+
+    def forget(self, job: str) -> None:
+        """The job has ended here: close all it has."""
+        for steps in self._held.pop(job, {}).values():
+            for step in list(steps):
+                self._close(steps, step)
+        self._durable_step.pop(job, None)
+
+    def close(self) -> None:
+        for job in list(self._held):
+            self.forget(job)
+
+    def _trim(self, job: str) -> None:
+        durable_step = self._durable_step.get(job, -1)
+        for steps in self._held.get(job, {}).values():
+            uncommitted = sorted(step for step, held in steps.items() if held.durable and step > durable_step)
+            kept = {durable_step, *sorted(steps)[-NEWEST_KEPT:], *uncommitted[-UNCOMMITTED_KEPT:]}
+            for step in [each for each in steps if each not in kept]:
+                self._close(steps, step)
+
+    def _close(self, steps: dict[int, _Held], step: int) -> None:
+        held = steps.pop(step, None)
+        if held is not None:
+            os.close(held.fd)
+            self.bytes_held -= held.size

@@ -1,0 +1,128 @@
+"""What two ranks do together in ``test_checkpoint.py``.
+
+``python checkpoint_ranks.py RENDEZVOUS STORY=DIRECTORY...`` imports torch once, forks two ranks with a
+gloo group between them, and prints one line of JSON a story and rank.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+import warnings
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+
+from myriad.storage.durable.checkpoint import load, save
+from myriad.storage.durable.manifest import CheckpointError
+
+ROWS = 7  # does not divide by two: the ranks' shards differ in size
+
+
+def whole(name: str, shape: tuple[int, ...] = (ROWS, 3)) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(sum(map(ord, name)))
+    return torch.randn(shape, generator=generator)
+
+
+def state(mesh: DeviceMesh, zero: bool = False) -> dict[str, torch.Tensor]:
+    """Sharded, replicated, and (as with a pipeline) owned by one rank only."""
+    factor = 0.0 if zero else 1.0
+    mine = f"stage{dist.get_rank()}"
+    return {
+        "sharded": distribute_tensor(whole("sharded") * factor, mesh, [Shard(0)]),
+        "step": torch.tensor(3.0) * factor,
+        f"{mine}.bias": whole(mine, (2,)).bfloat16() * factor,
+    }
+
+
+def save_and_load(directory: str) -> dict[str, Any]:
+    mesh = init_device_mesh("cpu", (2,))
+    tensors = state(mesh)
+    files = save(
+        directory, 5, 2, tensors, dist.group.WORLD, position=40, layout={"dp_shard": 2}, meta={"seed": 1}
+    )
+    again = state(mesh, zero=True)
+    manifest = load(directory, 5, 2, again)
+    equal = all(
+        torch.equal(local(again[name]), local(each)) and bool(local(again[name]).abs().sum() > 0)
+        for name, each in tensors.items()
+    )
+    return {"files": [each.path for each in files], "equal": equal, "position": manifest.position}
+
+
+def subgroup(directory: str) -> dict[str, Any]:
+    """Only rank 1 saves, in a group of its own: any use of the world's group would hang or fail."""
+    alone = dist.new_group([1])
+    if dist.get_rank() == 0:
+        return {"files": []}
+    files = save(directory, 1, 1, {"x": whole("x")}, alone, position=0, layout={})
+    return {"files": [each.path for each in files]}
+
+
+def refused(directory: str) -> dict[str, Any]:
+    """Both ranks must hear why, whichever of them the storage refused."""
+    big = {f"big{dist.get_rank()}": torch.ones(400_000)}
+    try:
+        save(directory, 1, 1, big, dist.group.WORLD, position=0, layout={})
+    except CheckpointError as error:
+        return {"error": str(error)}
+    return {"error": None}
+
+
+def repeated(directory: str) -> dict[str, Any]:
+    """Many saves; descriptors and threads must not grow."""
+    mesh = init_device_mesh("cpu", (2,))
+    tensors = state(mesh)
+    counts = []
+    for step in range(40):
+        save(directory, step, 1, tensors, dist.group.WORLD, position=step, layout={})
+        counts.append((len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))))
+    return {"grown": counts[-1] != counts[5]}
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+STORIES = {each.__name__: each for each in (save_and_load, subgroup, refused, repeated)}
+
+
+def run_rank(rank: int, rendezvous: Path, stories: list[str]) -> None:
+    dist.init_process_group(
+        "gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=2, timeout=timedelta(seconds=60)
+    )
+    for story in stories:
+        name, _, directory = story.partition("=")
+        result = {"story": name, "rank": rank, **STORIES[name](directory)}
+        os.write(1, (json.dumps(result) + "\n").encode())  # one call: the ranks' lines do not mix
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def main(rendezvous: str, *stories: str) -> int:
+    warnings.simplefilter("error")
+    torch.set_num_threads(1)
+    pids = []
+    for rank in range(2):
+        if (pid := os.fork()) == 0:
+            code = 1
+            try:
+                run_rank(rank, Path(rendezvous), list(stories))
+                code = 0
+            except BaseException:  # noqa: BLE001 (reported here, and the exit code says so)
+                traceback.print_exc()
+            finally:
+                os._exit(code)
+        pids.append(pid)
+    return max(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) != 0 for pid in pids)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,246 @@
+"""Manifest, commit marker, listing and pruning, and what refuses storage says."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from storage_faults import mounted_tmpfs
+
+from myriad.spec.messages import FileSum
+from myriad.storage.durable.manifest import (
+    MANIFEST_NAME,
+    MARKER_NAME,
+    CheckpointCorrupt,
+    CheckpointError,
+    Manifest,
+    checkpoint_path,
+    commit_marker,
+    file_sum,
+    is_committed,
+    list_checkpoints,
+    prune,
+    read_manifest,
+    storage_error,
+    write_manifest,
+)
+
+
+def manifest(step: int = 4, generation: int = 1) -> Manifest:
+    return Manifest(
+        step=step,
+        generation=generation,
+        position=32,
+        world_size=2,
+        layout={"tp": 2},
+        versions={"torch": "2"},
+        files=(FileSum("__0_0.distcp", 10, 123),),
+        meta={"skipped": [[1, 2]]},
+    )
+
+
+def place(directory: Path, step: int, generation: int, committed: bool = True) -> Path:
+    path = checkpoint_path(directory, step, generation)
+    path.mkdir(parents=True)
+    (path / "__0_0.distcp").write_bytes(b"data")
+    write_manifest(path, manifest(step, generation))
+    if committed:
+        commit_marker(path)
+    return path
+
+
+def names(directory: Path) -> list[str]:
+    return [each.path.name + ("" if each.committed else "?") for each in list_checkpoints(directory)]
+
+
+def test_a_manifest_returns_as_written_and_is_plain_json(tmp_path: Path) -> None:
+    write_manifest(tmp_path, manifest())
+    assert read_manifest(tmp_path) == manifest()
+    assert json.loads((tmp_path / MANIFEST_NAME).read_text())["manifest"]["position"] == 32
+    assert os.listdir(tmp_path) == [MANIFEST_NAME]
+
+
+def test_every_flipped_bit_of_a_manifest_is_found(tmp_path: Path) -> None:
+    write_manifest(tmp_path, manifest())
+    good = (tmp_path / MANIFEST_NAME).read_bytes()
+    for at in range(len(good)):
+        (tmp_path / MANIFEST_NAME).write_bytes(good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :])
+        with pytest.raises(CheckpointCorrupt, match=r"manifest\.json .* resume from another checkpoint"):
+            read_manifest(tmp_path)
+    (tmp_path / MANIFEST_NAME).write_bytes(good[: len(good) // 2])
+    with pytest.raises(CheckpointCorrupt):
+        read_manifest(tmp_path)
+
+
+def test_a_manifest_from_the_future_is_refused(tmp_path: Path) -> None:
+    import msgspec
+
+    write_manifest(tmp_path, msgspec.structs.replace(manifest(), format=2))
+    with pytest.raises(CheckpointError, match="has format 2 and this version reads up to 1: use the version"):
+        read_manifest(tmp_path)
+
+
+def test_the_marker_needs_the_manifest_and_names_it(tmp_path: Path) -> None:
+    with pytest.raises(
+        CheckpointError, match=r"there is no finished checkpoint at .* manifest.json is missing"
+    ):
+        commit_marker(tmp_path)
+    assert not is_committed(tmp_path) and not is_committed(tmp_path / "nowhere")
+    write_manifest(tmp_path, manifest())
+    assert not is_committed(tmp_path)
+    commit_marker(tmp_path)
+    commit_marker(tmp_path)
+    assert is_committed(tmp_path)
+    write_manifest(tmp_path, manifest(step=5))  # another manifest: the marker does not speak for it
+    assert not is_committed(tmp_path)
+
+
+def test_newest_first_by_generation_then_step(tmp_path: Path) -> None:
+    assert list_checkpoints(tmp_path / "nowhere") == ()
+    for step, generation in [(10, 1), (30, 1), (20, 2), (100, 2), (9, 1)]:
+        place(tmp_path, step, generation)
+    (tmp_path / "step-x.gen-1").mkdir()
+    (tmp_path / "notes.txt").touch()
+    want = ["step-100.gen-2", "step-20.gen-2", "step-30.gen-1", "step-10.gen-1", "step-9.gen-1"]
+    assert names(tmp_path) == want
+
+
+PRUNE: list[tuple[str, list[tuple[int, int, bool]], int, list[str]]] = [
+    ("nothing there", [], 1, []),
+    ("fewer than kept", [(1, 1, True)], 2, ["step-1.gen-1"]),
+    ("oldest go", [(1, 1, True), (2, 1, True), (3, 1, True)], 2, ["step-3.gen-1", "step-2.gen-1"]),
+    ("none committed: all stay", [(1, 1, False), (2, 1, False)], 1, ["step-2.gen-1?", "step-1.gen-1?"]),
+    ("a save under way stays", [(1, 1, True), (2, 1, False)], 1, ["step-2.gen-1?", "step-1.gen-1"]),
+    (
+        "stale of an older generation goes",
+        [(1, 1, True), (2, 1, False), (2, 2, True)],
+        2,
+        ["step-2.gen-2", "step-1.gen-1"],
+    ),
+    (
+        "an abandoned timeline is older",
+        [(9, 1, True), (5, 2, True), (6, 2, True)],
+        2,
+        ["step-6.gen-2", "step-5.gen-2"],
+    ),
+    (
+        "a newer generation's save stays",
+        [(1, 1, True), (2, 1, False), (2, 2, False)],
+        1,
+        ["step-2.gen-2?", "step-2.gen-1?", "step-1.gen-1"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "there", "keep", "left"), PRUNE, ids=[each[0] for each in PRUNE])
+def test_prune(
+    tmp_path: Path, name: str, there: list[tuple[int, int, bool]], keep: int, left: list[str]
+) -> None:
+    for step, generation, committed in there:
+        place(tmp_path, step, generation, committed)
+    removed = prune(tmp_path, keep)
+    assert names(tmp_path) == left
+    assert len(removed) == len(there) - len(left)
+    assert prune(tmp_path, keep) == ()
+
+
+def test_a_removal_interrupted_after_its_first_step_is_not_committed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in (1, 2):
+        place(tmp_path, step, 1)
+
+    def dies(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "iterdir", dies)
+        with pytest.raises(KeyboardInterrupt):
+            prune(tmp_path, 1)
+    assert names(tmp_path) == ["step-2.gen-1", "step-1.gen-1?"]
+    prune(tmp_path, 1)
+    assert names(tmp_path) == ["step-2.gen-1"]
+
+
+def test_file_sums_read_all(tmp_path: Path) -> None:
+    (tmp_path / "f").write_bytes(b"123456789")
+    assert file_sum(tmp_path / "f") == FileSum("f", 9, 0xCBF43926)  # CRC-32's check value
+
+
+SENTENCES = [
+    (errno.ENOSPC, "is full: free space there"),
+    (errno.EDQUOT, "is full: free space there"),
+    (errno.EROFS, "is read-only: mount it writable"),
+    (errno.EACCES, "does not let this user write: change its permissions"),
+    (errno.EIO, r"could not be used to write \(Input/output error\): check the storage below it"),
+]
+
+
+@pytest.mark.parametrize(("code", "sentence"), SENTENCES)
+def test_storage_errors_are_sentences(code: int, sentence: str) -> None:
+    error = storage_error("/runs/ckpt", OSError(code, os.strerror(code)), "write")
+    with pytest.raises(CheckpointError, match=f"the checkpoint directory /runs/ckpt {sentence}"):
+        raise error
+
+
+def test_read_only_storage(tmp_path: Path) -> None:
+    with mounted_tmpfs(tmp_path / "disk", "size=1m") as disk:
+        for step in (1, 2):
+            path = place(disk, step, 1, committed=False)
+        commit_marker(checkpoint_path(disk, 1, 1))
+        (path / MARKER_NAME).write_bytes((checkpoint_path(disk, 1, 1) / MARKER_NAME).read_bytes())
+        subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+        with pytest.raises(CheckpointError, match="is read-only"):
+            write_manifest(path, manifest())
+        with pytest.raises(CheckpointError, match="is read-only"):
+            commit_marker(path)
+        assert names(disk) == ["step-2.gen-1?", "step-1.gen-1"]
+
+
+def test_a_full_disk_at_manifest_or_marker_leaves_neither(tmp_path: Path) -> None:
+    with mounted_tmpfs(tmp_path / "disk", "size=64k") as disk:
+        path = place(disk, 1, 1, committed=False)
+        with (disk / "filler").open("wb", buffering=0) as file, pytest.raises(OSError, match="No space"):
+            while True:
+                file.write(b"x" * 4096)
+        with pytest.raises(CheckpointError, match="is full: free space there"):
+            commit_marker(path)
+        assert not is_committed(path)
+        (path / MANIFEST_NAME).unlink()
+        with (disk / "filler2").open("wb", buffering=0) as file, pytest.raises(OSError, match="No space"):
+            while True:
+                file.write(b"x" * 4096)
+        with pytest.raises(CheckpointError, match="is full: free space there"):
+            write_manifest(path, manifest())
+        assert sorted(os.listdir(path)) == ["__0_0.distcp"]
+
+
+def test_no_right_to_list_is_not_no_checkpoint(tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to become a user without rights")
+    place(tmp_path / "c", 1, 1)
+    (tmp_path / "c").chmod(0o700)
+    program = (
+        "import os, sys\n"
+        "from myriad.storage.durable.manifest import list_checkpoints\n"
+        "os.setuid(65534)\n"
+        "try: print(list_checkpoints(sys.argv[1]))\n"
+        "except Exception as error: print(type(error).__name__, error)\n"
+    )
+    # From a working directory opened as root, the folders above it do not matter.
+    done = subprocess.run(
+        [sys.executable, "-c", program, "c"], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert "CheckpointError" in done.stdout and "does not let this user list" in done.stdout
+
+
+def test_only_the_checkpoint_module_imports_torch() -> None:
+    modules = "memory.channel memory.keeper memory.snapshot datasets.builder datasets.index datasets.loader"
+    names = ", ".join(f"myriad.storage.{name}" for name in [*modules.split(), "durable.manifest"])
+    program = f"import sys, {names}; sys.exit('torch' in sys.modules or 'tokenizers' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
