@@ -1,0 +1,1 @@
+"""PyTorch training: model, mesh, parallelism, step loop, session. See ``session`` for one's own loop."""

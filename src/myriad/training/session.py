@@ -1,0 +1,393 @@
+"""What turns a training loop into a job that Myriad can watch, account for and restart: one's own or ours.
+
+    from myriad.training import session
+
+    run = session.start(steps=1000)                       # after init_process_group
+    start = run.restore(model, optimizer)                 # finished steps; 0 on a fresh start
+    for number in range(start + 1, 1001):
+        with run.step(number) as step:
+            with step.data():
+                batch = next_batch(number)
+            loss = train(batch)
+            step.report(loss=loss.item(), tokens=batch.numel())
+    run.finish()
+
+Method: the agent on this node holds the other end of a channel (MYRIAD_CHANNEL_FD). Each finished step sends
+its time split; every ``snapshot_every_steps`` the state goes to the agent as a sealed memfd, and every
+``checkpoint_every_steps`` all ranks save a durable checkpoint as well. After a failure ``restore`` puts back
+the newest state that every rank can read, bit for bit. Outside Myriad there is no channel and every call does
+nothing, so the loop runs as it always did.
+
+Time: a step's ``wall_s`` runs from the end of the step before (first: from the end of ``restore``) to the end of
+its own snapshot and checkpoint, which count to the step they follow. So a reported step is also a saved one,
+and the reports tile the running time. Inside ``with run.step`` all is compute except communication and the
+sections one names; what lies between two steps is left unaccounted.
+
+With torch's DistributedDataParallel on three ranks or more, pass it ``find_unused_parameters=True`` if a restart
+must be bit-identical: otherwise it re-sorts its buckets after the first step of each start, and sums in
+another order than the run that never stopped (see ``replicate``).
+
+Trade-off: snapshots and checkpoints block the loop: about 1 s a GB of a rank's state each.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from myriad.spec.messages import (
+    Committed,
+    FromWorker,
+    Phase,
+    PhaseDone,
+    ShardSet,
+    ShardsSaved,
+    SnapshotTaken,
+    StepDone,
+    StepReport,
+    ToWorker,
+    WorkerWelcome,
+)
+from myriad.storage.memory.channel import Channel, ChannelTimeout
+from myriad.storage.memory.snapshot import open_snapshot, write_snapshot
+from myriad.training import commtime
+from myriad.training.clock import Lap, StepClock
+from myriad.training.state import (
+    State,
+    copy_from_snapshot,
+    create_optimizer_state,
+    loop_state,
+    snapshot_entries,
+)
+
+CHANNEL_VARIABLE = "MYRIAD_CHANNEL_FD"
+WELCOME_TIMEOUT_S = 60.0  # the agent sends it right after the fork
+COMMIT_TIMEOUT_S = 60.0  # for the controller to journal the last checkpoint
+
+
+# What was saved, and the files beside the message.
+Saved = tuple[FromWorker, tuple[int, ...]]
+
+
+class CheckpointNotCommitted(RuntimeError):
+    """The controller did not confirm the last checkpoint, so the job is not known to be saved."""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """When and where state is saved. ``last_step`` is saved in any case (None: in ``finish``)."""
+
+    directory: Path
+    every_steps: int = 100
+    snapshot_every_steps: int = 1
+    keep: int = 2
+    last_step: int | None = None
+    layout: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Step:
+    """One optimizer step in progress."""
+
+    def __init__(self, number: int, clock: StepClock) -> None:
+        self.number = number
+        self.position: int | None = None
+        self.reported: dict[str, Any] = {}
+        self._clock = clock
+
+    def data(self) -> AbstractContextManager[None]:
+        """Time inside is spent waiting for data."""
+        return self._clock.section("data")
+
+    def evaluation(self) -> AbstractContextManager[None]:
+        """Time inside is spent on evaluation."""
+        return self._clock.section("evaluation")
+
+    def consumed(self, samples: Sequence[int] = (), position: int | None = None) -> None:
+        """Ids of the samples of this step (from one rank of those with equal data), and how many samples
+        the whole job has consumed with it: the number ``Session.position`` has after a restore."""
+        self.reported["samples"] = tuple(samples)
+        self.position = position
+
+    def report(
+        self,
+        *,
+        loss: float | None = None,
+        tokens: int = 0,
+        flops: float = 0.0,
+        grad_norm: float | None = None,
+    ) -> None:
+        """Figures of the whole global batch, from one rank of the job."""
+        self.reported |= {"loss": loss, "tokens": tokens, "flops": flops, "grad_norm": grad_norm}
+
+
+class Session:
+    """One worker's link to its agent. Without a channel every method does nothing."""
+
+    def __init__(self, channel: Channel[ToWorker] | None, welcome: WorkerWelcome, memory: list[int]) -> None:
+        self.welcome = welcome
+        self.current_step: int | None = None
+        self.position = 0  # samples consumed by all finished steps
+        self.last_step_s = 0.0  # wall time of the last finished step, its saves included
+        self._channel = channel
+        self._memory = memory  # the snapshot to restore from, if any
+        self._clock = StepClock()
+        self._policy = Policy(Path(welcome.job_dir) / "checkpoints")
+        self._capture: Callable[[], State] | None = None
+        self._saved_step = self._committed_step = welcome.durable_step
+        self._unmarked: set[int] = set()  # steps this generation has saved and nobody has confirmed
+        self._group: dist.ProcessGroup | None = None
+        self._first = True
+
+    def follow(self, policy: Policy) -> None:
+        """Save as ``policy`` says from now on."""
+        self._policy = policy
+
+    def phase(self, phase: Phase) -> None:
+        """Tell the agent that this rank has passed a phase of its start."""
+        self._send(PhaseDone(phase=phase))
+
+    def restore(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
+        """Put the saved state back in place; the number of finished steps (0: nothing saved). Collective."""
+        if self._channel is None:
+            return 0
+        if isinstance(model, DistributedDataParallel):
+            commtime.watch_ddp(model)
+        if self.welcome.tier != "none":
+            create_optimizer_state(model, optimizer)
+        self.phase("rendezvous")
+        return self.restore_state(lambda: loop_state(model, optimizer))
+
+    def restore_state(self, capture: Callable[[], State]) -> int:
+        """As :meth:`restore`, for a state that ``capture`` returns as live tensors, now and at each save."""
+        self._capture = capture
+        self._group = _checkpoint_group()
+        step = self._load(capture()) if self.welcome.tier != "none" else 0
+        commtime.measure(self._clock if self._channel is not None else None)
+        self.phase("restore")
+        self._clock.lap()
+        return step
+
+    @contextmanager
+    def step(self, number: int) -> Iterator[Step]:
+        """Step ``number`` (1 is the first): times the block, then saves what is due and reports."""
+        step = Step(number, self._clock)
+        self.current_step = number
+        with self._clock.section("compute"):
+            yield step
+        if step.position is not None:
+            self.position = step.position
+        if self._channel is None:
+            return
+        with self._clock.section("checkpoint"):
+            self._take_committed()
+            saved = self._save_due(number)
+        lap = self._clock.lap()
+        self.last_step_s = lap.wall_s
+        # The report goes first: no step that a restart can begin from is ever without one.
+        self._send(StepDone(report=self._report(step, lap)))
+        self._hand_over(saved)
+        if self._first:
+            self.phase("first_step")
+            self._first = False
+
+    def finish(self) -> None:
+        """After the last step: save unless that is done, and wait until the controller has confirmed."""
+        commtime.measure(None)
+        last = self.current_step if self.current_step is not None else self.welcome.restore_step
+        if self._channel is None or last is None:
+            return
+        if self._saved_step != last:
+            self._hand_over(self._save(last, durable=True))
+        deadline = time.monotonic() + COMMIT_TIMEOUT_S
+        while self._committed_step != last:
+            try:
+                message, _ = self._channel.recv(max(0.0, deadline - time.monotonic()))
+            except ChannelTimeout:
+                raise CheckpointNotCommitted(
+                    f"the checkpoint of step {last} was not confirmed within {COMMIT_TIMEOUT_S:g} s: the "
+                    "controller is away; start it again with `myriad up`"
+                ) from None
+            self._accept(message)
+
+    def _load(self, state: State) -> int:
+        """Overwrite ``state`` from the tier the welcome names."""
+        step = self.welcome.restore_step
+        assert step is not None
+        rng = torch.get_rng_state()
+        whole = {**state, f"rng.{self.welcome.rank}": rng}
+        if self.welcome.tier == "memory":
+            (fd,) = self._memory
+            with open_snapshot(fd) as snapshot:
+                assert snapshot.step == step, (snapshot.step, step)
+                copy_from_snapshot(snapshot, whole)
+                self.position = snapshot.position
+            os.close(fd)
+            self._memory.clear()
+        else:
+            self._load_durable(step, state, whole)
+        torch.set_rng_state(rng)
+        return step
+
+    def _load_durable(self, step: int, state: State, whole: State) -> None:
+        """From storage, in any layout; ``whole`` includes the random state, of use to equally many ranks."""
+        from myriad.storage.durable.checkpoint import load
+        from myriad.storage.durable.manifest import checkpoint_path, commit_marker, read_manifest
+
+        generation = self.welcome.restore_generation
+        path = checkpoint_path(self._policy.directory, step, generation)
+        same_size = read_manifest(path).world_size == self.welcome.world_size
+        manifest = load(self._policy.directory, step, generation, whole if same_size else state)
+        self.position = manifest.position
+        if self.welcome.rank == 0:
+            commit_marker(path)  # it is committed, since we were told to use it; its writer may have died
+
+    def _save_due(self, step: int) -> list[Saved]:
+        policy = self._policy
+        durable = step % policy.every_steps == 0 or step == policy.last_step
+        if durable or step % policy.snapshot_every_steps == 0:
+            return self._save(step, durable)
+        return []
+
+    def _save(self, step: int, durable: bool) -> list[Saved]:
+        """A memory snapshot, and the durable checkpoint of the same bytes where asked; to be handed over."""
+        assert self._capture is not None, "restore() comes before the first step"
+        state = {**self._capture(), f"rng.{self.welcome.rank}": torch.get_rng_state()}
+        fd, size, crc32 = write_snapshot(snapshot_entries(state), step, {}, position=self.position)
+        saved: list[Saved] = [(SnapshotTaken(step=step, size=size, crc32=crc32, durable=durable), (fd,))]
+        try:
+            if durable:
+                saved.append((self._save_durable(step, state), ()))
+        except BaseException:
+            os.close(fd)
+            raise
+        return saved
+
+    def _hand_over(self, saved: list[Saved]) -> None:
+        """Give the agent what was saved; from here on it can be restarted from."""
+        for message, fds in saved:
+            self._send(message, fds)
+            for fd in fds:
+                os.close(fd)
+
+    def _save_durable(self, step: int, state: State) -> ShardsSaved:
+        from myriad.storage.durable.checkpoint import save
+
+        began = time.monotonic()
+        files = save(
+            self._policy.directory,
+            step,
+            self.welcome.generation,
+            state,
+            self._group,
+            position=self.position,
+            layout=self._policy.layout,
+        )
+        self._saved_step = step
+        self._unmarked.add(step)
+        seconds = time.monotonic() - began
+        shards = ShardSet(rank=self.welcome.rank, step=step, seconds=seconds, files=files)
+        return ShardsSaved(shards=shards)
+
+    def _take_committed(self) -> None:
+        """Act on confirmations that have arrived, without waiting."""
+        assert self._channel is not None
+        while (received := self._channel.recv_nowait()) is not None:
+            self._accept(received[0])
+
+    def _accept(self, message: ToWorker) -> None:
+        """The controller has journaled a checkpoint: the first rank marks it and removes old ones."""
+        assert isinstance(message, Committed), message
+        self._committed_step = message.step
+        if self.welcome.rank != 0 or message.step not in self._unmarked:
+            return
+        self._unmarked.discard(message.step)
+        from myriad.storage.durable.manifest import checkpoint_path, commit_marker, prune
+
+        commit_marker(checkpoint_path(self._policy.directory, message.step, self.welcome.generation))
+        prune(self._policy.directory, self._policy.keep)
+
+    def _report(self, step: Step, lap: Lap) -> StepReport:
+        parts = lap.parts_s
+        return StepReport(
+            job=self.welcome.job,
+            generation=self.welcome.generation,
+            rank=self.welcome.rank,
+            step=step.number,
+            wall_s=lap.wall_s,
+            compute_s=parts.get("compute", 0.0),
+            communication_s=parts.get("communication", 0.0),
+            data_s=parts.get("data", 0.0),
+            checkpoint_s=parts.get("checkpoint", 0.0),
+            evaluation_s=parts.get("evaluation", 0.0),
+            **step.reported,
+        )
+
+    def _send(self, message: FromWorker, fds: Sequence[int] = ()) -> None:
+        if self._channel is not None:
+            self._channel.send(message, fds)
+
+
+def connect(channel: Channel[ToWorker]) -> Session:
+    """The session of a worker whose agent is at the other end of ``channel``."""
+    welcome, fds = channel.recv(WELCOME_TIMEOUT_S)
+    assert isinstance(welcome, WorkerWelcome), welcome
+    return Session(channel, welcome, fds)
+
+
+def start(
+    steps: int | None = None,
+    *,
+    checkpoint_every_steps: int = 100,
+    snapshot_every_steps: int = 1,
+    directory: str | os.PathLike[str] | None = None,
+    keep: int = 2,
+) -> Session:
+    """The session of this process. ``steps`` is the number of the last step, if it is known.
+
+    ``directory`` of durable checkpoints: by default ``checkpoints`` in the job's folder.
+    """
+    number = os.environ.pop(CHANNEL_VARIABLE, None)  # popped: a child of ours must not speak for us
+    if number is None:
+        return Session(None, _nobody(), [])
+    session = connect(Channel.from_fd(int(number), ToWorker))
+    place = Path(directory) if directory is not None else Path(session.welcome.job_dir) / "checkpoints"
+    session.follow(Policy(place, checkpoint_every_steps, snapshot_every_steps, keep, steps))
+    return session
+
+
+def _nobody() -> WorkerWelcome:
+    """What a process outside Myriad is told: a fresh start."""
+    return WorkerWelcome(
+        job="",
+        job_name="",
+        generation=0,
+        rank=int(os.environ.get("RANK", "0")),
+        local_rank=int(os.environ.get("LOCAL_RANK", "0")),
+        world_size=int(os.environ.get("WORLD_SIZE", "1")),
+        job_dir=".",
+        restore_step=None,
+        restore_generation=0,
+        tier="none",
+        durable_step=None,
+    )
+
+
+def _checkpoint_group() -> dist.ProcessGroup | None:
+    """Who saves together: all ranks, over gloo, since checkpoints are planned in host memory."""
+    if not dist.is_initialized():
+        return None
+    if dist.get_backend() == "gloo":
+        world: dist.ProcessGroup | None = dist.GroupMember.WORLD
+        return world
+    gloo: dist.ProcessGroup = dist.new_group(backend="gloo")
+    return gloo
