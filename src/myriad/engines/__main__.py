@@ -10,11 +10,14 @@ import sys
 from pathlib import Path
 
 from myriad.engines.local.engine import LocalEngine
+from myriad.runtime.engine import Engine
 from myriad.runtime.loop import Runtime, StateBusy
 from myriad.runtime.paths import StateDir
 from myriad.runtime.store import StateTooNew
 from myriad.spec.cluster import cluster_from_yaml
 from myriad.spec.errors import SpecError
+
+ENGINES: dict[str, type[Engine]] = {"local": LocalEngine}
 
 
 def main() -> int:
@@ -33,7 +36,7 @@ def main() -> int:
 
 async def _serve(state_dir: StateDir) -> None:
     cluster = cluster_from_yaml(state_dir.cluster_file.read_text(), str(state_dir.cluster_file))
-    runtime = Runtime(state_dir, cluster, LocalEngine())
+    runtime = Runtime(state_dir, cluster, ENGINES[cluster.engine.kind]())
     serving = asyncio.create_task(runtime.run())
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
