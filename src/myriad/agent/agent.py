@@ -203,12 +203,15 @@ class Agent:
                 for group in groups:
                     system.kill_group(group)
             await asyncio.sleep(FENCE_POLL_S)
-        self._fenced(member)
+        self._fenced(member, generation)
 
-    def _fenced(self, member: Member) -> None:
-        order, member.next = member.next, None
-        if order is None:
+    def _fenced(self, member: Member, generation: int) -> None:
+        """Nothing up to ``generation`` is left: do what this was for, unless it takes a wider fence, which
+        then is on its way."""
+        order = member.next
+        if order is None or order.generation - (not isinstance(order, StopWorkers)) > generation:
             return
+        member.next = None
         match order:
             case StopWorkers():
                 if not order.keep:
@@ -223,6 +226,7 @@ class Agent:
             case StartStore():
                 member.holdings = self._keeper.holdings(member.job)
                 member.begin(order.generation, "preparing")
+                self._tell(member)  # the fence is done, however long the template takes
                 self._start_store(member, order)
             case StartWorkers():
                 member.begin(order.generation, "preparing")

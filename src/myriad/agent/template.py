@@ -39,7 +39,7 @@ class TemplateClient:
         env = dict(os.environ)
         env.setdefault("OMP_NUM_THREADS", "1")
         env["MYRIAD_TEMPLATE_FD"] = str(theirs.fileno())
-        argv = [sys.executable, "-m", "myriad.training.template"]
+        argv = [sys.executable, "-P", "-m", "myriad.training.template"]
         self._guard = guard
         self.pid = system.spawn(argv, env, theirs.fileno(), str(folder / "template.log")).pid
         theirs.close()

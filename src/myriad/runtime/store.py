@@ -13,6 +13,7 @@ import sqlite3
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Self, TypeVar
+from urllib.parse import quote
 
 import msgspec
 
@@ -100,13 +101,14 @@ class Journal:
     def append(self, entries: Iterable[tuple[float, AnyEvent, list[Change], list[AnyCommand]]]) -> None:
         """Commit events with what followed from them, all or nothing. Raises sqlite3.Error."""
         db = self._db
+        seq, last_now = self.last_seq, self.last_now
         db.execute("BEGIN IMMEDIATE")
         try:
             for now, event, changes, commands in entries:
-                self.last_seq += 1
-                self.last_now = now
+                seq += 1
+                last_now = now
                 row = (
-                    self.last_seq,
+                    seq,
                     SCHEMA_VERSION,
                     now,
                     _encode(event),
@@ -118,8 +120,10 @@ class Journal:
                     self._fold(change)
             db.execute("COMMIT")
         except BaseException:
-            db.execute("ROLLBACK")
+            if db.in_transaction:  # a full disk has already rolled back
+                db.execute("ROLLBACK")
             raise
+        self.last_seq, self.last_now = seq, last_now
 
     def _fold(self, change: Change) -> None:
         if isinstance(change, Drop):
@@ -212,6 +216,6 @@ class StateReader:
 
 
 def _open_reader(path: str) -> sqlite3.Connection:
-    db = sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=BUSY_TIMEOUT_MS / 1000)
+    db = sqlite3.connect(f"file:{quote(path)}?mode=ro", uri=True, timeout=BUSY_TIMEOUT_MS / 1000)
     db.execute("PRAGMA query_only=1")
     return db

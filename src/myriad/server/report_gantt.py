@@ -12,7 +12,7 @@ from myriad.spec.units import format_duration
 ACTIVITIES: dict[str, tuple[str, str]] = {  # name -> (colour, what it means)
     "spare": ("#a3acb6", "idle spare"),
     "fencing": ("#8a5a2b", "fencing: old processes killed"),
-    "start": ("#d98a2b", "start: workers forked"),
+    "start": ("#d98a2b", "start: template loaded, workers forked"),
     "rendezvous": ("#eab552", "rendezvous: ranks connected"),
     "restore": ("#f3d795", "restore: state loaded"),
     "running": ("#1f9d78", "running steps"),

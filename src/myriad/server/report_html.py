@@ -8,7 +8,9 @@ below 0.1 MB.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from statistics import median
 from typing import Any
 
 from myriad.server.ledger_table import NOT_MEASURED, NOT_PREDICTED, amount, ledger_rows
@@ -204,9 +206,10 @@ def _throughput(report: Report) -> str:
     unit = "tokens/s" if has_tokens else "steps/s"
     end_s = max(max(a["released_s"] for a in report["allocations"]), executions[-1]["at_s"])
     rates = [_rate(e, has_tokens) for e in executions]
+    known = [rate for rate in rates if math.isfinite(rate)]
     plot = Plot(
         f"Throughput, {unit}, by time since the grant",
-        f"Median {number(sorted(rates)[len(rates) // 2])} {unit}; gaps are failures and recoveries.",
+        f"Median {number(median(known) if known else math.nan)} {unit}; gaps are failures and recoveries.",
         Range(0.0, end_s),
         Range.around(rates, floor=0.0),
         "s",
@@ -241,9 +244,10 @@ def _throughput(report: Report) -> str:
 
 
 def _rate(execution: Mapping[str, Any], has_tokens: bool) -> float:
+    """NaN, which leaves a gap, where the rank that reports tokens died before it could."""
     if has_tokens:
-        return float(execution["tokens_per_s"] or 0.0)
-    return 1 / execution["wall_s"] if execution["wall_s"] > 0 else 0.0
+        return float(execution["tokens_per_s"] or math.nan)
+    return 1 / execution["wall_s"] if execution["wall_s"] > 0 else math.nan
 
 
 def _failure_legend(report: Report, band: str) -> list[str]:
@@ -315,13 +319,13 @@ def _recovery_row(index: int, r: Mapping[str, Any]) -> str:
         f"{count} ranks from {tier}" for tier, count in r["tier_counts"].items() if tier != "none"
     )
     origin = f"step {r['restore_step']}" if r["restore_step"] else "the beginning"
-    phases = "".join(f"<td>{_cell(r['seconds'][phase], '.2f')}</td>" for phase in PHASES)
+    phases = "".join(f"<td>{_cell(r['seconds'][phase], '.3f')}</td>" for phase in PHASES)
     return (
         f'<tr><th scope="row">{index}</th>'
         f'<td class="left wrap">{escape(r["cause"] or "not said")}'
         f'<br><span class="soft small">{escape(moves or "same nodes")}</span></td>'
         f'<td class="left wrap">from {origin}<br><span class="soft small">{escape(tiers)}</span></td>'
-        f"<td>{r['lost_steps']}</td>{phases}<td><b>{_cell(r['downtime_s'], '.2f')}</b></td></tr>"
+        f"<td>{r['lost_steps']}</td>{phases}<td><b>{_cell(r['downtime_s'], '.3f')}</b></td></tr>"
     )
 
 
