@@ -114,9 +114,9 @@ def test_events(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_nodes(capsys: pytest.CaptureFixture[str]) -> None:
     shown = lines(capsys, "nodes")
-    assert shown[0] == "NODE STATE JOB TYPE ACCELERATORS LEAF RACK AGENT FOR REASON"
-    assert shown[1] == "n0 busy j1 small 1 leaf0 r0 connected TIME -"
-    assert shown[2] == "n1 down - small 1 leaf0 r0 away TIME its agent died"
+    assert shown[0] == "NODE STATE JOB TYPE ACCELERATORS CPUS MEMORY LEAF RACK AGENT FOR REASON"
+    assert shown[1] == "n0 busy j1 small 1 1 1 GiB leaf0 r0 connected TIME -"
+    assert shown[2] == "n1 down - small 1 1 1 GiB leaf0 r0 away TIME its agent died"
 
 
 def test_report(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

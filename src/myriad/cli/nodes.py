@@ -6,7 +6,7 @@ from typing import Any
 
 from myriad.cli.options import Json, State
 
-HEADER = ("NODE", "STATE", "JOB", "TYPE", "ACCELERATORS", "LEAF", "RACK", "AGENT", "FOR", "REASON")
+HEADER = ("NODE", "STATE", "JOB", "TYPE", "ACCELERATORS", "CPUS", "MEMORY", "LEAF", "RACK", "AGENT", "FOR", "REASON")
 
 
 def nodes(state: State = None, json: Json = False) -> None:
@@ -24,6 +24,7 @@ def nodes(state: State = None, json: Json = False) -> None:
 
 def _row(node: dict[str, Any]) -> tuple[object, ...]:
     from myriad.cli.output import duration
+    from myriad.spec.units import format_bytes
 
     agent = "silent" if node["suspect"] else "connected" if node["connected"] else "away"
     return (
@@ -32,6 +33,8 @@ def _row(node: dict[str, Any]) -> tuple[object, ...]:
         node["job"],
         node["type"],
         node["accelerators"],
+        node["hardware"]["cpus"],
+        format_bytes(node["hardware"]["memory_bytes"]),
         node["leaf"],
         node["rack"],
         agent,

@@ -23,6 +23,7 @@ from myriad.control.records import (
 from myriad.control.status import JobStatus
 from myriad.runtime.store import StateReader
 from myriad.server.sentences import iso
+from myriad.spec.cluster import ClusterSpec, NodeType
 from myriad.spec.messages import StepReport
 
 
@@ -97,6 +98,16 @@ class JobView(JobSummary):
     spec: dict[str, Any]
 
 
+class HardwareView(TypedDict):
+    """What the cluster file says a node has; ``nics`` are bytes per second by rail."""
+
+    accelerator: str
+    cpus: int
+    memory_bytes: int
+    nvme_bytes: int
+    nics: dict[int, float]
+
+
 class NodeView(TypedDict):
     """One node. ``silent_s`` is None when the controller could not be asked."""
 
@@ -115,6 +126,7 @@ class NodeView(TypedDict):
     since: str
     state_s: float
     silent_s: float | None
+    hardware: HardwareView
 
 
 class ClusterView(TypedDict):
@@ -236,6 +248,7 @@ def newest_reports(reader: StateReader, job: str) -> list[StepReport]:
 
 def node_views(at: Moment, silent_s: dict[str, float]) -> list[NodeView]:
     """All nodes, in the order of the cluster file. ``silent_s`` by node, from the controller."""
+    types = _node_types(at)
     return [
         NodeView(
             name=node.name,
@@ -253,9 +266,25 @@ def node_views(at: Moment, silent_s: dict[str, float]) -> list[NodeView]:
             since=iso(node.since_s),
             state_s=max(0.0, at.now_s - node.since_s),
             silent_s=silent_s.get(node.name),
+            hardware=_hardware(types[node.type]),
         )
         for node in at.reader.records(NodeRecord).values()
     ]
+
+
+def _node_types(at: Moment) -> dict[str, NodeType]:
+    cluster = at.reader.record(ClusterRecord, "cluster")
+    return {} if cluster is None else ClusterSpec.model_validate(cluster.spec).node_types
+
+
+def _hardware(kind: NodeType) -> HardwareView:
+    return HardwareView(
+        accelerator=kind.accelerator,
+        cpus=kind.cpus,
+        memory_bytes=kind.memory,
+        nvme_bytes=kind.nvme,
+        nics={nic.rail: nic.bandwidth for nic in kind.nics},
+    )
 
 
 def cluster_view(at: Moment, controller: bool) -> ClusterView:
