@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))  # test folders are no packages; the harness lies beside this
-
-from harness import Cluster, template_process, write_dataset
+from training_harness import Cluster, template_process, write_dataset
 
 from myriad.spec.messages import FromTemplate
 from myriad.storage.memory.channel import Channel

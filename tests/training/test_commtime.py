@@ -8,18 +8,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import Cluster, tiny_job
+from training_harness import Cluster, tiny_job
 
 PAUSE_S = 1.0
 
 
 @pytest.mark.parametrize(
-    "layout",
-    [{"dp_replicate": 2}, {"dp_shard": 2}, {"tp": 2}, {"pp": 2, "microbatches": 2}],
+    ("layout", "paused"),
+    [
+        ({"dp_replicate": 2}, 0),
+        ({"pp": 2, "microbatches": 2}, 1),
+        pytest.param({"dp_shard": 2}, 0, marks=pytest.mark.slow),
+        pytest.param({"tp": 2}, 1, marks=pytest.mark.slow),
+        pytest.param({"pp": 2, "microbatches": 2}, 0, marks=pytest.mark.slow),
+    ],
     ids=str,
 )
-@pytest.mark.parametrize("paused", [0, 1])
-def test_waiting_for_a_paused_rank(paused: int, layout: dict[str, Any], cluster: Cluster, data: Path) -> None:
+def test_waiting_for_a_paused_rank(layout: dict[str, Any], paused: int, cluster: Cluster, data: Path) -> None:
     job = tiny_job(data, steps=30, snapshot_every_steps=1000, **layout)
     run = cluster.start(job)
     while len(run.workers[paused].reports) < 5:
@@ -38,9 +43,12 @@ def test_parts_tile_the_wall_time(cluster: Cluster, data: Path) -> None:
     for worker in run.workers.values():
         for report in worker.reports:
             parts = report.compute_s + report.communication_s + report.data_s + report.checkpoint_s
-            assert 0.97 * report.wall_s < parts <= report.wall_s * (1 + 1e-9)
+            assert parts <= report.wall_s * (1 + 1e-9)
+            assert report.wall_s - parts < 0.02 * report.wall_s + 0.02, "unaccounted"
         # The reports follow each other without gaps: their sum is the time between first and last.
         between = worker.arrived_s[-1] - worker.arrived_s[0]
-        assert sum(r.wall_s for r in worker.reports[1:]) == pytest.approx(between, abs=0.05)
-        saved = [r.step for r in worker.reports if r.checkpoint_s > 3 * worker.reports[0].checkpoint_s]
-        assert saved == [4, 8, 10], "a save counts to the step it follows"
+        assert sum(r.wall_s for r in worker.reports[1:]) == pytest.approx(between, abs=0.3)
+        assert [each.shards.step for each in worker.shards] == [4, 8, 10]
+        for each in worker.shards:
+            report = worker.reports[each.shards.step - 1]
+            assert each.shards.seconds < report.checkpoint_s, "a save counts to the step it follows"

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from harness import Cluster
+from training_harness import Cluster
 
 PROGRAM = str(Path(__file__).parent / "programs" / "own_loop.py")
 STEPS = 10

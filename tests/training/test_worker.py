@@ -8,11 +8,14 @@ import time
 from pathlib import Path
 
 import pytest
-from harness import Cluster, template_process, tiny_job, write_dataset
+from training_harness import Cluster, template_process, tiny_job, write_dataset
 
 from myriad.spec.messages import ChildExited, Forked, ForkStore, ForkWorker
+from myriad.storage.datasets.index import DatasetError
 from myriad.storage.memory.channel import Channel, ChannelClosed
 from myriad.training.rendezvous import peer_lost
+from myriad.training.step import EmptyBatch
+from myriad.training.worker import first_line, unwrapped
 
 
 def start_failing(cluster: Cluster, data: Path, error_class: str) -> str:
@@ -71,6 +74,16 @@ def test_peer_lost_looks_behind_the_exception() -> None:
     except ValueError as error:
         assert peer_lost(error) is not None
     assert peer_lost(ValueError("no loss")) is None
+
+
+def test_the_cause_inside_a_bare_wrapper_is_reported() -> None:
+    inner, wrapper = EmptyBatch("every label is masked"), RuntimeError("Failed to run stage backward:")
+    wrapper.__cause__ = inner
+    assert unwrapped(wrapper) is inner
+    named = DatasetError("there is no data set")
+    named.__cause__ = OSError("no such file")
+    assert unwrapped(named) is named
+    assert first_line(RuntimeError("\n  no room  \nframe #1: native code")) == "no room"
 
 
 def test_a_lost_agent_takes_every_child_along(tmp_path: Path) -> None:

@@ -65,7 +65,8 @@ def train(job: JobSpec, session: Session) -> None:
                 step.consumed(batch.sample_ids if first_holder else (), loader.position)
                 report(job, mesh, step, result)
             write_log(job, step, session.last_step_s)
-        write_result(Path(welcome.job_dir), job, mesh_sha256(state), welcome.rank)
+        with session.saving():
+            write_result(Path(welcome.job_dir), job, mesh_sha256(state), welcome.rank)
         session.finish()
     dist.destroy_process_group()
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from myriad.spec.job import OptimizerSpec
-from myriad.training.replicate import local
+from myriad.training.shards import local
 
 
 class ShardedAdamW:

@@ -21,8 +21,9 @@ from myriad.spec.job import ModelSpec
 from myriad.training.device import Device
 from myriad.training.mesh import Mesh
 from myriad.training.model import Decoder, StageSpan
-from myriad.training.replicate import GradientReducer, local
+from myriad.training.replicate import GradientReducer
 from myriad.training.sharding import shard
+from myriad.training.shards import local
 from myriad.training.tensor_parallel import check_split, split_tensors
 
 # With bfloat16 the matrix products run in it (autocast) while parameters and moments stay float32.

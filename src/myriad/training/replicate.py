@@ -20,6 +20,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from myriad.training.shards import local
+
 BUCKET_BYTES = 25 << 20  # torch's default: large enough for full bandwidth, small enough to start early
 
 
@@ -99,14 +101,3 @@ def complete(parameter: nn.Parameter) -> None:
         and grad.placements != parameter.placements
     ):
         parameter.grad = grad.redistribute(placements=parameter.placements)
-
-
-def local(tensor: Tensor | None) -> Tensor:
-    """This rank's part of a DTensor, sharing its storage; a plain tensor is its own part."""
-    assert tensor is not None
-    tensor = tensor.detach()
-    if isinstance(tensor, DTensor):
-        with torch.no_grad():
-            part = tensor.to_local()
-        return part.wait() if hasattr(part, "wait") else part
-    return tensor

@@ -19,9 +19,10 @@ the newest state that every rank can read, bit for bit. Outside Myriad there is 
 nothing, so the loop runs as it always did.
 
 Time: a step's ``wall_s`` runs from the end of the step before (first: from the end of ``restore``) to the end of
-its own snapshot and checkpoint, which count to the step they follow. So a reported step is also a saved one,
-and the reports tile the running time. Inside ``with run.step`` all is compute except communication and the
-sections one names; what lies between two steps is left unaccounted.
+its own snapshot and checkpoint, which count to the step they follow, so the reports tile the running time. A
+step is reported before its snapshot is handed over: no restart begins from a step nobody knows. Inside ``with run.step`` all is compute except communication and the
+sections one names; what lies between two steps is left unaccounted. What the end costs, ``saving`` and ``finish``,
+counts to the last step, whose report is then sent once more.
 
 With torch's DistributedDataParallel on three ranks or more, pass it ``find_unused_parameters=True`` if a restart
 must be bit-identical: otherwise it re-sorts its buckets after the first step of each start, and sums in
@@ -33,6 +34,7 @@ Trade-off: snapshots and checkpoints block the loop: about 1 s a GB of a rank's 
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -42,6 +44,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from msgspec import structs
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -59,7 +62,7 @@ from myriad.spec.messages import (
     WorkerWelcome,
 )
 from myriad.storage.memory.channel import Channel, ChannelTimeout
-from myriad.storage.memory.snapshot import open_snapshot, write_snapshot
+from myriad.storage.memory.snapshot import SnapshotCorrupt, open_snapshot, write_snapshot
 from myriad.training import commtime
 from myriad.training.clock import Lap, StepClock
 from myriad.training.state import (
@@ -147,6 +150,7 @@ class Session:
         self._unmarked: set[int] = set()  # steps this generation has saved and nobody has confirmed
         self._group: dist.ProcessGroup | None = None
         self._first = True
+        self._last_report: StepReport | None = None
 
     def follow(self, policy: Policy) -> None:
         """Save as ``policy`` says from now on."""
@@ -194,7 +198,8 @@ class Session:
         lap = self._clock.lap()
         self.last_step_s = lap.wall_s
         # The report goes first: no step that a restart can begin from is ever without one.
-        self._send(StepDone(report=self._report(step, lap)))
+        self._last_report = self._report(step, lap)
+        self._send(StepDone(report=self._last_report))
         self._hand_over(saved)
         if self._first:
             self.phase("first_step")
@@ -206,8 +211,23 @@ class Session:
         last = self.current_step if self.current_step is not None else self.welcome.restore_step
         if self._channel is None or last is None:
             return
-        if self._saved_step != last:
-            self._hand_over(self._save(last, durable=True))
+        with self.saving():
+            if self._saved_step != last:
+                self._hand_over(self._save(last, durable=True))
+            self._wait_for_commit(last)
+        if self._last_report is not None:
+            lap, report = self._clock.lap(), self._last_report
+            saving_s = report.checkpoint_s + lap.parts_s.get("checkpoint", 0.0)
+            whole = structs.replace(report, wall_s=report.wall_s + lap.wall_s, checkpoint_s=saving_s)
+            self._send(StepDone(report=whole))
+
+    def saving(self) -> AbstractContextManager[None]:
+        """Time inside counts as that of a checkpoint: for what a program itself writes at the end."""
+        return self._clock.section("checkpoint")
+
+    def _wait_for_commit(self, last: int) -> None:
+        """Until the controller has confirmed the checkpoint of step ``last``. Raises CheckpointNotCommitted."""
+        assert self._channel is not None
         deadline = time.monotonic() + COMMIT_TIMEOUT_S
         while self._committed_step != last:
             try:
@@ -225,18 +245,28 @@ class Session:
         assert step is not None
         rng = torch.get_rng_state()
         whole = {**state, f"rng.{self.welcome.rank}": rng}
-        if self.welcome.tier == "memory":
-            (fd,) = self._memory
+        if self.welcome.tier != "memory" or not self._load_memory(step, whole):
+            self._load_durable(step, state, whole)
+        torch.set_rng_state(rng)
+        return step
+
+    def _load_memory(self, step: int, whole: State) -> bool:
+        """From the snapshot beside the welcome. False if it is damaged and storage has the same step."""
+        (fd,) = self._memory
+        self._memory.clear()
+        try:
             with open_snapshot(fd) as snapshot:
                 assert snapshot.step == step, (snapshot.step, step)
                 copy_from_snapshot(snapshot, whole)
                 self.position = snapshot.position
+        except SnapshotCorrupt as error:
+            if self.welcome.durable_step != step or not self.welcome.restore_generation:
+                raise
+            print(f"{error}; loading step {step} from storage instead", file=sys.stderr, flush=True)
+            return False
+        finally:
             os.close(fd)
-            self._memory.clear()
-        else:
-            self._load_durable(step, state, whole)
-        torch.set_rng_state(rng)
-        return step
+        return True
 
     def _load_durable(self, step: int, state: State, whole: State) -> None:
         """From storage, in any layout; ``whole`` includes the random state, of use to equally many ranks."""

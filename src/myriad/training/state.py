@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 
 from myriad.storage.memory.snapshot import Snapshot
 from myriad.training.optimizer import ShardedAdamW
-from myriad.training.replicate import local
+from myriad.training.shards import like, local
 
 State = dict[str, Tensor]
 _WRAPPERS = ("module.", "_orig_mod.")  # what DistributedDataParallel and torch.compile prefix to names
@@ -68,20 +68,6 @@ def create_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -
             parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-
-
-def like(shard: Tensor, parameter: Tensor) -> Tensor:
-    """This rank's ``shard`` as the DTensor that is cut as ``parameter`` is, sharing its storage."""
-    if not isinstance(parameter, DTensor):
-        return shard
-    return DTensor.from_local(
-        shard,
-        parameter.device_mesh,
-        parameter.placements,
-        run_check=False,
-        shape=parameter.shape,
-        stride=parameter.stride(),
-    )
 
 
 def plain_name(name: str) -> str:

@@ -105,7 +105,7 @@ class Stepper:
         if self._mesh.last_stage and self._mesh.is_first("tp"):
             totals[0] = loss_sum.double()
             totals[1] = (labels_BT != MASKED).sum().double()
-        if dist.get_world_size() > 1:
+        if self._mesh.device_mesh is not None:
             dist.all_reduce(totals)
         loss, tokens, norm = totals.tolist()
         if tokens == 0:

@@ -31,6 +31,7 @@ from myriad.spec.messages import ChildExited, Forked, ForkStore, ForkWorker, Tem
 from myriad.storage.memory.channel import Channel, ChannelClosed
 
 TEMPLATE_VARIABLE = "MYRIAD_TEMPLATE_FD"
+OPEN_FILES_LIMIT = 1 << 16  # file numbers above it are not looked for: the template has a few dozen
 STORE_START_TIMEOUT_MS = 10_000  # a store listens within milliseconds
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -132,7 +133,7 @@ def _become_child(parent: int, keep: int) -> None:
     if os.getppid() != parent:  # it died before the call above: no signal will come
         os._exit(1)
     os.closerange(3, keep)
-    os.closerange(keep + 1, os.sysconf("SC_OPEN_MAX") if keep > 1 << 16 else 1 << 16)
+    os.closerange(keep + 1, max(keep + 1, OPEN_FILES_LIMIT))
 
 
 def _run_and_exit(body: Callable[[], int]) -> NoReturn:

@@ -37,7 +37,7 @@ def main(spec: dict[str, Any], channel_fd: int) -> int:
         train(JobSpec.model_validate(spec), session)
     except BaseException as error:  # noqa: BLE001  CheckpointException of DCP is no Exception
         traceback.print_exc(file=sys.stderr)
-        cause = peer_lost(error) or error
+        cause = peer_lost(error) or unwrapped(error)
         failure = Failure(
             error_class=type(cause).__name__,
             message=first_line(cause),
@@ -47,6 +47,13 @@ def main(spec: dict[str, Any], channel_fd: int) -> int:
             channel.send(failure, timeout_s=LAST_WORDS_TIMEOUT_S)
         return 1
     return 0
+
+
+def unwrapped(error: BaseException) -> BaseException:
+    """torch's pipeline wraps what happens in a stage in a bare RuntimeError full of shapes: what is inside."""
+    while type(error) is RuntimeError and error.__cause__ is not None:
+        error = error.__cause__
+    return error
 
 
 def first_line(error: BaseException) -> str:

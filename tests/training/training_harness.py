@@ -37,6 +37,7 @@ from myriad.spec.messages import (
     StepDone,
     StepReport,
     TemplateReady,
+    Tier,
     WorkerWelcome,
 )
 from myriad.storage.memory.channel import Channel, ChannelClosed
@@ -170,6 +171,8 @@ class Generation:
             case PhaseDone():
                 worker.phases.append(message.phase)
             case StepDone():
+                if worker.reports and worker.reports[-1].step == message.report.step:
+                    del worker.reports[-1], worker.arrived_s[-1]  # the last one again, with what the end cost
                 worker.reports.append(message.report)
                 worker.arrived_s.append(time.monotonic())
                 self.on_step(message.report)
@@ -308,7 +311,8 @@ class Cluster:
         step: int | None,
         durable_generation: int | None,
     ) -> None:
-        tier = "memory" if restore is not None else "durable" if durable_generation is not None else "none"
+        tier: Tier = "durable" if durable_generation is not None else "none"
+        tier = "memory" if restore is not None else tier
         welcome = WorkerWelcome(
             job="job",
             job_name="tiny",
