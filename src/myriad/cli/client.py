@@ -136,8 +136,11 @@ def server_entry(state: Path) -> dict[str, Any] | None:
 
 
 def job_path(ref: str, action: str = "") -> str:
-    """The path of a job, whose name may hold anything; slashes stay, since the API takes them in a name."""
-    return f"/jobs/{quote(ref)}{action}"
+    """The path of a job, whose name may hold anything; slashes stay, since the API takes them in a name.
+
+    Dots are quoted too: clients resolve ``..`` in an address as in a file's path.
+    """
+    return f"/jobs/{quote(ref).replace('.', '%2E')}{action}"
 
 
 def node_path(name: str, action: str) -> str:

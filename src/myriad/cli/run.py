@@ -97,14 +97,16 @@ def take_down(folder: StateDir, started: Any) -> None:
     from myriad.cli.errors import CommandError
     from myriad.cli.output import talk
 
+    patience_s = 0.0  # without a controller nobody tells the agents to leave
     try:
         if daemons.ping(folder) is not None:
+            patience_s = AGENTS_DEADLINE_S
             daemons.stop(folder, cancel_jobs=True)
     except CommandError as error:
         talk(str(error))
     finally:
         started.kill()
-        daemons.end_agents(folder, AGENTS_DEADLINE_S)
+        daemons.end_agents(folder, patience_s)
 
 
 @contextmanager
