@@ -100,7 +100,7 @@ class LiveCluster:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            if error is None:
+            if error is None and self.processes():
                 self.down()
         finally:
             left = self._destroy()

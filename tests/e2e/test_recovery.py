@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from commandline import cluster_up
-from recovery import Site, assert_unbroken, dataset, drawn, tiny_job
 
 from live import cluster_of
+from recovery import Site, assert_unbroken, dataset, drawn, tiny_job
 
 Harm = tuple[str, int]  # kind, and which node of the placement (a worker's rank is drawn)
 SEED = int(os.environ.get("MYRIAD_SEED", "1"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -78,8 +79,8 @@ def step(
 
 
 def total(reports: Sequence[StepReport], pipeline: Pipeline) -> dict[Cause, float]:
-    """Rank-seconds by cause of one step."""
-    accounts = sum_accounts(reports, {1: 1}, {1: len(reports)}, pipeline)
+    """Rank-seconds by cause of one step or two."""
+    accounts = sum_accounts(reports, {1: 2}, {1: len({r.rank for r in reports})}, pipeline)
     return {
         cause: math.fsum(a.by_cause.get(cause, 0.0) for a in accounts.values())
         for cause in Cause
@@ -158,16 +159,29 @@ def test_a_save_at_the_end_of_the_step_before() -> None:
             job="j1",
             generation=1,
             rank=r.rank,
-            step=1,
+            step=2,
             wall_s=r.wall_s + (0.0 if r.rank == late else DELAY_S),
             compute_s=r.compute_s,
             communication_s=r.communication_s + (0.0 if r.rank == late else DELAY_S),
         )
         for r in waiting
     ]
-    parts = total(after, Pipeline())
+    parts = total([*waiting, *after], Pipeline())
     assert parts[Cause.STRAGGLER_WAIT] == pytest.approx(3 * DELAY_S)
-    assert parts[Cause.EXPOSED_COMMUNICATION] == pytest.approx(4 * NETWORK_S)
+    assert parts[Cause.EXPOSED_COMMUNICATION] == pytest.approx(2 * 4 * NETWORK_S)
+
+
+def test_what_an_early_rank_waits_in_its_first_step_is_start_up() -> None:
+    """Rank 0 has restored long before the others; the generation is ready only when all have, and its steps begin then."""
+    early = [
+        msgspec.structs.replace(
+            r,
+            wall_s=r.wall_s + (DELAY_S if r.rank == 0 else 0.0),
+            communication_s=r.communication_s + (DELAY_S if r.rank == 0 else 0.0),
+        )
+        for r in step()
+    ]
+    assert total(early, Pipeline()) == pytest.approx(total(step(), Pipeline()))
 
 
 def test_a_late_start_hides_in_the_fill_of_the_pipeline() -> None:

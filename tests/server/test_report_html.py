@@ -268,6 +268,14 @@ def test_losses_that_are_not_numbers_leave_a_gap() -> None:
     assert "nan," not in text and ",nan" not in text
 
 
+def test_a_step_whose_tokens_nobody_told_leaves_a_gap_and_is_no_standstill() -> None:
+    """The rank that reports the tokens died with its node; the other ranks' reports of the step are there."""
+    found = report()
+    found["executions"][4] |= {"tokens_per_s": None, "loss": None}
+    curves = [a["points"] or "" for tag, a in read(found).elements if a.get("class") in ("thrown", "series")]
+    assert curves and not any(point.endswith(",1000.0") for points in curves for point in points.split())
+
+
 def test_a_long_run_makes_a_small_page() -> None:
     long = report()
     template = long["executions"][0]

@@ -9,11 +9,16 @@ import json
 import logging
 import os
 import sys
+import time
 from pathlib import Path
 
 from myriad.agent import system
 from myriad.agent.agent import Agent
 from myriad.agent.guard import Guard
+
+# A guard kills and leaves within milliseconds.
+LOCK_WAIT_S = 5.0
+LOCK_POLL_S = 0.02
 
 
 def main() -> int:
@@ -26,9 +31,7 @@ def main() -> int:
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s", stream=sys.stderr)
     lock = os.open(arguments.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    if not _take(lock):
         logging.getLogger("myriad.agent").error("another agent of node %s is alive", arguments.node)
         return 1
     _write_identity(arguments.folder / "agent.json", arguments.incarnation)
@@ -48,6 +51,19 @@ def main() -> int:
     finally:
         guard.close()
     return 0
+
+
+def _take(lock: int) -> bool:
+    """Take the node's lock. The guard of an agent that has just died holds it until its work is done."""
+    deadline = time.monotonic() + LOCK_WAIT_S
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(LOCK_POLL_S)
 
 
 def _write_identity(path: Path, incarnation: str) -> None:

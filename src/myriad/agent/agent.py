@@ -87,13 +87,17 @@ class Agent:
         loop.add_signal_handler(signal.SIGCHLD, self._reap)
         loop.add_signal_handler(signal.SIGTERM, self._leaving.set)
         tasks = [asyncio.create_task(self._link.run()), asyncio.create_task(self._watch_absence())]
-        await self._leaving.wait()
+        leaving = asyncio.create_task(self._leaving.wait())
+        # The others end only by an error of ours: an agent that listens no more must not live on.
+        ended, _ = await asyncio.wait((leaving, *tasks), return_when=asyncio.FIRST_COMPLETED)
         await self._link.flush()
-        for task in (*tasks, *self._background):
+        for task in (leaving, *tasks, *self._background):
             task.cancel()
-        await asyncio.gather(*tasks, *self._background, return_exceptions=True)
+        await asyncio.gather(leaving, *tasks, *self._background, return_exceptions=True)
         self._kill_everything()
         self._keeper.close()
+        for task in ended:
+            task.result()
 
     # ------------------------------------------------------------ controller
 

@@ -60,6 +60,7 @@ class Link:
         self._unacknowledged: dict[int, tuple[StepReport, ...]] = {}
         self._seq = 0
         self._heartbeat_s = 1.0
+        self._hello_is_old = False  # something has changed since the hello that is being answered
         self.away_since_s: float | None = time.monotonic()
 
     def report(self, report: StepReport) -> None:
@@ -73,6 +74,8 @@ class Link:
         if self._writer is not None:
             self._beat()
             self._send(MemberUpdate(member=status))
+        else:
+            self._hello_is_old = True
 
     async def run(self) -> None:
         """Dial for ever."""
@@ -93,6 +96,7 @@ class Link:
         )
         beats: asyncio.Task[None] | None = None
         try:
+            self._hello_is_old = False
             writer.write(_encode(self._hello()) + b"\n")
             answer = _decode(await asyncio.wait_for(reader.readline(), DIAL_DEADLINE_S))
             if isinstance(answer, Refused):
@@ -102,9 +106,12 @@ class Link:
             self._heartbeat_s = answer.heartbeat_s
             self._writer = writer
             self.away_since_s = None
-            for reports in self._unacknowledged.values():
+            for reports in reversed(self._unacknowledged.values()):
                 self._fresh[:0] = reports
             self._unacknowledged.clear()
+            if self._hello_is_old:
+                for member in self._hello().members:
+                    self.update(member)
             beats = asyncio.create_task(self._beat_for_ever())
             while line := await reader.readline():
                 message = _decode(line)

@@ -6,7 +6,20 @@ from typing import Any
 
 from myriad.cli.options import Json, State
 
-HEADER = ("NODE", "STATE", "JOB", "TYPE", "ACCELERATORS", "CPUS", "MEMORY", "LEAF", "RACK", "AGENT", "FOR", "REASON")
+HEADER = (
+    "NODE",
+    "STATE",
+    "JOB",
+    "TYPE",
+    "ACCELERATORS",
+    "CPUS",
+    "MEMORY",
+    "LEAF",
+    "RACK",
+    "AGENT",
+    "FOR",
+    "REASON",
+)
 
 
 def nodes(state: State = None, json: Json = False) -> None:

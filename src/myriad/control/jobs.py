@@ -123,7 +123,7 @@ def reconcile_node(turn: Turn, node: str, statuses: tuple[MemberStatus, ...]) ->
     for status in statuses:
         take_status(turn, node, status)
     for job in list(turn.state.live):
-        if node in turn.state.members(job):
+        if node in turn.state.members(job) and not members.is_lost(turn.state, job, node):
             starting.ask(turn, job, node)
             stopping.ask_stop(turn, job, node)
 
@@ -147,24 +147,27 @@ def take_status(turn: Turn, node: str, status: MemberStatus) -> None:
             member,
             status=status,
             exits=status.exits if current else member.exits,
-            saved_step=max(member.saved_step, _saved_step(status) if current else 0),
+            saved_step=max(member.saved_step, _saved_step(turn, status, node) if current else 0),
         )
     )
     advance(turn, job)
-    _resend_commit(turn, status, node)
+    _resend_commit(turn, status, node, job.durable_step)
 
 
-def _saved_step(status: MemberStatus) -> int:
-    """The durable step all ranks of the node have written, 0 if some have not."""
+def _saved_step(turn: Turn, status: MemberStatus, node: str) -> int:
+    """The durable step all ranks of the node have written, 0 if some have not (the dead ones included)."""
+    nodes = turn.state.allocation(status.job).nodes
+    if node not in nodes:
+        return 0
+    count = starting.workers_per_node(turn, status.job)
+    first = nodes.index(node) * count
     steps = {shard.rank: shard.step for shard in status.shards}
-    complete = bool(steps) and set(steps) >= set(status.pids)
-    return min(steps.values()) if complete else 0
+    return min(steps.get(rank, 0) for rank in range(first, first + count))
 
 
-def _resend_commit(turn: Turn, status: MemberStatus, node: str) -> None:
-    """An agent that still shows shards of a committed step has missed the commit."""
+def _resend_commit(turn: Turn, status: MemberStatus, node: str, done: int | None) -> None:
+    """An agent that still shows shards of ``done``, the step committed before this, has missed the commit."""
     job = turn.state.job(status.job)
-    done = job.durable_step
     if done is None or status.generation != job.generation:
         return
     if any(shard.step <= done for shard in status.shards):
@@ -243,6 +246,9 @@ def node_lost(turn: Turn, name: str, node: str, reason: str, last_sign_s: float)
     if node in allocation.spares:
         spares = tuple(s for s in allocation.spares if s != node)
         turn.put(msgspec.structs.replace(allocation, spares=spares, lost=(*allocation.lost, node)))
+        member = turn.state.members(name).get(node)
+        if member is not None:
+            turn.drop(member)
         return
     if job.status is JobStatus.STOPPING:
         stopping.finish_if_stopped(turn, job)
@@ -293,6 +299,15 @@ def expire(turn: Turn, job: JobRecord) -> list[str]:
     job = turn.set_job(job, start_error=error)
     recovery.fence(turn, job, Reason.START_FAILED, error, turn.now)
     return []
+
+
+def renew_deadlines(turn: Turn) -> None:
+    """The controller was away: whoever was to answer gets the time to reconnect and say so."""
+    for name in turn.state.live:
+        job = turn.state.job(name)
+        if job.stage_deadline_s is not None:
+            renewed = max(job.stage_deadline_s, turn.now + limits.FENCE_DEADLINE_S)
+            turn.set_job(job, stage_deadline_s=renewed)
 
 
 def deadline(job: JobRecord) -> float | None:

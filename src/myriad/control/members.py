@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from myriad.cluster.state import NodeState
 from myriad.control.records import JobRecord, MemberRecord
 from myriad.control.state import State
 from myriad.spec.messages import MemberStatus, WorkerExit
 
 
-def is_down(state: State, node: str) -> bool:
-    return state.node(node).state is NodeState.DOWN
+def is_lost(state: State, job: str, node: str) -> bool:
+    """The node of the allocation has been down since the grant, even if a new agent is there by now:
+    it comes back with nothing of the job, and perhaps for another one."""
+    return state.node(node).job != job
 
 
 def current_status(member: MemberRecord | None, generation: int) -> MemberStatus | None:
@@ -30,12 +31,12 @@ def is_fenced(member: MemberRecord | None, generation: int) -> bool:
 
 
 def unfenced(state: State, job: JobRecord) -> list[str]:
-    """Nodes of the allocation that have not confirmed and are not known to be down."""
+    """Nodes of the allocation that have not confirmed and are not known to be lost."""
     members = state.members(job.id)
     return [
         node
         for node in state.allocation(job.id).nodes
-        if not is_down(state, node) and not is_fenced(members.get(node), job.generation)
+        if not is_lost(state, job.id, node) and not is_fenced(members.get(node), job.generation)
     ]
 
 
@@ -45,7 +46,7 @@ def unstopped(state: State, job: JobRecord) -> list[str]:
     return [
         node
         for node in state.allocation(job.id).nodes
-        if not is_down(state, node)
+        if not is_lost(state, job.id, node)
         and (member := members.get(node)) is not None
         and not is_fenced(member, member.generation)
     ]
@@ -58,9 +59,9 @@ def exits(state: State, job: JobRecord) -> list[tuple[str, WorkerExit]]:
 
 
 def lost_nodes(state: State, job: JobRecord) -> list[tuple[str, str]]:
-    """(node, reason) of rank-holding nodes that are down, in the order they were lost."""
-    down = [state.node(n) for n in state.allocation(job.id).nodes if is_down(state, n)]
-    return [(node.name, node.reason) for node in sorted(down, key=lambda node: node.since_s)]
+    """(node, reason) of rank-holding nodes that are lost, in the order of their last change."""
+    lost = [state.node(n) for n in state.allocation(job.id).nodes if is_lost(state, job.id, n)]
+    return [(node.name, node.reason) for node in sorted(lost, key=lambda node: node.since_s)]
 
 
 def held_steps(state: State, job: JobRecord, workers_per_node: int) -> list[frozenset[int]]:

@@ -53,6 +53,7 @@ def configure(turn: Turn, event: ClusterConfigured) -> None:
 def controller_started(turn: Turn, event: ControllerStarted) -> None:
     """Ask for every agent that should be there; the engine starts those that are not."""
     turn.put(msgspec.structs.replace(turn.cluster, closing=False))
+    jobs.renew_deadlines(turn)
     for node in list(turn.state.table(NodeRecord).values()):
         node = turn.set_node(node, connected=False)
         if node.state is NodeState.DOWN and not node.expected:
@@ -70,14 +71,19 @@ def connected(turn: Turn, event: AgentConnected) -> None:
         return
     if node.state is not NodeState.DOWN and not same and node.incarnation:
         # A second life of the agent: whatever the first one ran is gone with it.
+        old = node
         lose(turn, node, "its agent was restarted", turn.now, expected=True)
         node = turn.state.node(event.node)
+        if old.state in (NodeState.DRAINING, NodeState.DRAINED):
+            node = turn.set_node(node, NodeState.DRAINED, reason=old.reason)
     joined: dict[str, Any] = {"incarnation": event.incarnation, "host": event.host, "connected": True}
     if node.state is NodeState.DOWN:
         turn.set_node(node, NodeState.FREE, suspect=False, reason="", job=None, **joined)
     else:
         turn.set_node(node, suspect=False, **joined)
     jobs.reconcile_node(turn, event.node, event.members)
+    if turn.cluster.closing and turn.state.node(event.node).job is None:
+        turn.send(event.node, Shutdown())
 
 
 def disconnected(turn: Turn, event: AgentDisconnected) -> None:
@@ -94,10 +100,13 @@ def exited(turn: Turn, event: AgentExited) -> None:
         return
     if node.state is not NodeState.DOWN:
         if turn.cluster.closing and node.job is None:
-            turn.set_node(node, NodeState.DOWN, connected=False, reason="the cluster went down")
+            # A node that was drained is not asked back by the next start of the cluster.
+            drained = node.state is NodeState.DRAINED
+            reason = node.reason if drained else "the cluster went down"
+            turn.set_node(node, NodeState.DOWN, connected=False, expected=not drained, reason=reason)
         else:
             lose(turn, node, "its agent died", turn.now - event.silent_s)
-    elif node.expected:
+    elif node.expected and not turn.cluster.closing:
         turn.give(StartAgent(node=node.name))
 
 

@@ -95,6 +95,7 @@ class JobRecord(Record, frozen=True):
     submitted_s: float
     changed_s: float
     generation: int = 0
+    numbered: int = 0  # highest generation a store was given before the job lost its nodes: used up
     stage: str = ""
     stage_deadline_s: float | None = None
     time_limit_s: float | None = None  # absolute, from the first grant

@@ -47,7 +47,6 @@ def fence(turn: Turn, job: JobRecord, reason: Reason, detail: str, failed_s: flo
         detail=detail,
         stage="fence",
         stage_deadline_s=turn.now + limits.FENCE_DEADLINE_S,
-        best_step=members.best_step(turn.state, job),
     )
     for node in turn.state.allocation(job.id).nodes:
         stopping.want_stopped(turn, job.id, node)
@@ -58,9 +57,9 @@ def fence(turn: Turn, job: JobRecord, reason: Reason, detail: str, failed_s: flo
 def start_store_early(turn: Turn, job: JobRecord) -> JobRecord:
     """The next store needs only one surviving node, not a finished fence."""
     for node in turn.state.allocation(job.id).nodes:
-        if not members.is_down(turn.state, node):
+        if not members.is_lost(turn.state, job.id, node):
             job = turn.set_job(job, lead=node)
-            starting.want(turn, job.id, node, "store", job.generation + 1)
+            starting.want(turn, job.id, node, "store", max(job.generation, job.numbered) + 1)
             return job
     return turn.set_job(job, lead="")
 
@@ -70,7 +69,8 @@ def node_lost(turn: Turn, job: JobRecord, node: str, reason: str, last_sign_s: f
     detail = f"node {node} was lost ({reason})"
     if job.stage != "fence":
         return fence(turn, job, Reason.NODE_FAILED, detail, last_sign_s)
-    if job.lead == node:
+    if job.lead == node:  # another node is asked for the store just now: it gets its own time to answer
+        job = turn.set_job(job, stage_deadline_s=turn.now + limits.FENCE_DEADLINE_S)
         job = start_store_early(turn, job)
     return finish_if_fenced(turn, turn.set_job(job, Reason.NODE_FAILED, detail=detail))
 
@@ -116,7 +116,9 @@ def judge(turn: Turn, job: JobRecord) -> Verdict:
     record = turn.state.generation(job.id, job.generation)
     best = members.best_step(turn.state, job)
     ran_s = (record.failed_s or turn.now) - (record.forked_s or turn.now)
-    progress = best > job.best_step or ran_s >= limits.PROGRESS_RUN_S
+    # Time alone is progress where steps are not reported, or where nothing speaks against the job.
+    by_time = failure.kind is Kind.NODE or not (best or turn.state.spec(job.id).uses_torch)
+    progress = best > job.best_step or (by_time and ran_s >= limits.PROGRESS_RUN_S)
     signature = blame.extend_signature(None if progress else job.failure, failure)
     job = turn.set_job(job, failure=signature, fruitless=0 if progress else job.fruitless + 1, best_step=best)
     if job.fruitless > blame.FRUITLESS_RESTARTS_MAX:
@@ -136,6 +138,8 @@ def judge(turn: Turn, job: JobRecord) -> Verdict:
 
 
 def _replacement(turn: Turn, job: JobRecord, node: str) -> str | Refusal:
+    if turn.state.node(node).state is NodeState.FREE:
+        return node
     allocation = turn.state.allocation(job.id)
     return find_replacement(
         node, allocation.nodes, allocation.spares, turn.state.cluster, turn.fabric, turn.state.node(node).type
@@ -143,42 +147,49 @@ def _replacement(turn: Turn, job: JobRecord, node: str) -> str | Refusal:
 
 
 def replace_nodes(turn: Turn, job: JobRecord, move: str | None) -> dict[str, str] | Refusal:
-    """Put spares or free nodes in the places of lost ones, and of the one to move away from."""
+    """Put spares or free nodes in the places of lost ones, and of the one to move away from.
+
+    Nodes that have rejoined come first: each takes its own place before anybody else's is filled.
+    """
     swaps: dict[str, str] = {}
-    for node in turn.state.allocation(job.id).nodes:
-        down = members.is_down(turn.state, node)
-        if not down and node != move:
+    nodes = turn.state.allocation(job.id).nodes
+    for node in sorted(nodes, key=lambda name: turn.state.node(name).state is not NodeState.FREE):
+        lost = members.is_lost(turn.state, job.id, node)
+        if not lost and node != move:
             continue
         found = _replacement(turn, job, node)
         if isinstance(found, Refusal):
             return found
         swaps[node] = found
-        _swap(turn, job, node, found, down)
+        _swap(turn, job, node, found, lost)
     return swaps
 
 
-def _swap(turn: Turn, job: JobRecord, old: str, new: str, down: bool) -> None:
+def _swap(turn: Turn, job: JobRecord, old: str, new: str, lost: bool) -> None:
     allocation = turn.state.allocation(job.id)
     from_spares = new in allocation.spares
     spares = tuple(s for s in allocation.spares if s != new)
-    if not down and from_spares:
+    # A node that has been lost and has rejoined can take its own place; a draining one leaves with its rank.
+    replaced = lost and new != old
+    to_spares = not lost and from_spares and turn.state.node(old).state is NodeState.BUSY
+    if to_spares:
         spares = (*spares, old)
     turn.put(
         msgspec.structs.replace(
             allocation,
             nodes=tuple(new if n == old else n for n in allocation.nodes),
             spares=spares,
-            lost=(*allocation.lost, old) if down else allocation.lost,
+            lost=(*allocation.lost, old) if replaced else allocation.lost,
         )
     )
     turn.set_node(turn.state.node(new), NodeState.BUSY, job=job.id)
     member = turn.state.members(job.id).get(old)
     if member is not None:
         turn.drop(member)
-    if down:
+    if lost:
         return
     turn.send(old, StopWorkers(job=job.id, generation=job.generation + 1, keep=False))
-    if from_spares:
+    if to_spares:
         turn.set_node(turn.state.node(old), NodeState.SPARE)
     else:
         stopping.release(turn, old)

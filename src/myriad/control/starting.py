@@ -60,7 +60,7 @@ def begin(
     turn: Turn, job: JobRecord, point: RestorePoint, begun_s: float, reason: Reason, detail: str
 ) -> JobRecord:
     """Start the next generation from ``point`` on the nodes of the current allocation."""
-    generation = job.generation + 1
+    generation = max(job.generation, job.numbered) + 1
     allocation = turn.state.allocation(job.id)
     early = turn.state.members(job.id).get(job.lead)
     if early is None or early.wanted != "store" or early.generation != generation:
@@ -89,8 +89,8 @@ def begin(
     )
     for node in (*allocation.nodes, *allocation.spares):
         old = turn.state.members(job.id).get(node)
-        if old is not None and old.exits:
-            turn.put(msgspec.structs.replace(old, exits=()))
+        if old is not None:  # what the generation before has said and saved does not count in this one
+            turn.put(msgspec.structs.replace(old, exits=(), saved_step=0))
         if node != job.lead:
             want(turn, job.id, node, "prepared", generation)
         elif old is None or old.wanted != "store" or old.generation != generation:
@@ -118,7 +118,7 @@ def start_message(turn: Turn, job: JobRecord, node: str) -> StartWorkers:
     assert lead.status is not None and lead.status.store_port
     tiers = record.tiers or ("none",) * job.world_size
     ranks = tuple(
-        RankPlan(rank=rank, local_rank=rank - index * per_node, tier=_tier(tiers[rank]))
+        RankPlan(rank=rank, local_rank=rank - index * per_node, tier=_TIERS[tiers[rank]])
         for rank in range(index * per_node, (index + 1) * per_node)
     )
     return StartWorkers(
@@ -139,9 +139,9 @@ def start_message(turn: Turn, job: JobRecord, node: str) -> StartWorkers:
     )
 
 
-def _tier(text: str) -> Tier:
-    assert text in ("none", "memory", "durable")
-    return text  # type: ignore[return-value]
+# The encoder omits a default by identity, so that a tier read back from the journal must become the
+# very constant again: a replay yields the same bytes.
+_TIERS: dict[str, Tier] = {"none": "none", "memory": "memory", "durable": "durable"}
 
 
 def note_phases(turn: Turn, job: JobRecord) -> JobRecord:

@@ -34,7 +34,7 @@ def ask_stop(turn: Turn, job: str, node: str) -> None:
 def want_stopped(turn: Turn, job: str, node: str) -> None:
     """Fence one node, whatever generation it was asked for last."""
     member = turn.state.members(job).get(node)
-    if member is None or member.wanted == "prepared" or members.is_down(turn.state, node):
+    if member is None or member.wanted == "prepared" or members.is_lost(turn.state, job, node):
         return
     turn.put(msgspec.structs.replace(member, wanted="stopped"))
     ask_stop(turn, job, node)
@@ -67,6 +67,7 @@ def finish_if_stopped(turn: Turn, job: JobRecord) -> JobRecord:
     record = turn.state.generation(job.id, job.generation)
     if record.ended_s is None:
         turn.put(msgspec.structs.replace(record, ended_s=turn.now))
+    numbered = max((m.generation for m in turn.state.members(job.id).values()), default=0)
     _release_all(turn, job)
     requeued = job.outcome is Reason.NODE_DEFICIT
     return turn.set_job(
@@ -75,6 +76,7 @@ def finish_if_stopped(turn: Turn, job: JobRecord) -> JobRecord:
         outcome=None,
         stage_deadline_s=None,
         lead="",
+        numbered=max(job.numbered, numbered),
         ended_s=None if requeued else turn.now,
     )
 
@@ -82,7 +84,7 @@ def finish_if_stopped(turn: Turn, job: JobRecord) -> JobRecord:
 def _release_all(turn: Turn, job: JobRecord) -> None:
     allocation = turn.state.allocation(job.id)
     for node in (*allocation.nodes, *allocation.spares):
-        if members.is_down(turn.state, node):
+        if members.is_lost(turn.state, job.id, node):
             continue
         turn.send(node, Forget(job=job.id))
         release(turn, node)

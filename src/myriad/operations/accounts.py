@@ -4,6 +4,10 @@ Method: a step is *kept* when no later generation executed it again, which follo
 generations restarted from. Reports are read once, grouped by (generation, step), so memory grows with
 generations x ranks and not with steps. A rank whose report of a kept step never arrived (its node died with
 it) is given that step's median wall time under ``other``: it was there, and nobody knows what it did.
+
+A generation is ready, and its steps begin, when its last rank has restored. An early rank's first step began
+before that: by as much as it is longer than the shortest, since all end together. That is start-up's or
+recovery's time already, so it is taken off the rank's wait for the late one.
 """
 
 from __future__ import annotations
@@ -60,10 +64,12 @@ def sum_accounts(
     ``kept`` and ``world_sizes`` map generations to their last kept step and to their number of ranks.
     """
     accounts: dict[tuple[int, int], Account] = {}
+    begun = 0  # the newest generation whose first step has been seen
     for (generation, step), group in groupby(reports, key=lambda r: (r.generation, r.step)):
+        by_rank = list({report.rank: report for report in group}.values())
+        first, begun = generation != begun, generation
         if step <= kept.get(generation, 0):
-            by_rank = {report.rank: report for report in group}
-            _add_step(accounts, generation, list(by_rank.values()), world_sizes[generation], pipeline)
+            _add_step(accounts, generation, by_rank, world_sizes[generation], pipeline, first)
     return accounts
 
 
@@ -73,15 +79,19 @@ def _add_step(
     reports: Sequence[StepReport],
     world_size: int,
     pipeline: Pipeline,
+    first: bool,
 ) -> None:
     waits = split_waits(reports, world_size, pipeline)
+    shortest_s = min(report.wall_s for report in reports)
     for report in reports:
         rank_waits = waits[report.rank]
+        early_s = min(report.wall_s - shortest_s, rank_waits.straggler_wait_s) if first else 0.0
+        wall_s = report.wall_s - early_s
         parts = {
             Cause.COMPUTE: report.compute_s,
             Cause.EXPOSED_COMMUNICATION: rank_waits.exposed_communication_s,
             Cause.PIPELINE_BUBBLE: rank_waits.pipeline_bubble_s,
-            Cause.STRAGGLER_WAIT: rank_waits.straggler_wait_s,
+            Cause.STRAGGLER_WAIT: rank_waits.straggler_wait_s - early_s,
             Cause.DATA_WAIT: report.data_s,
             Cause.CHECKPOINT_WAIT: report.checkpoint_s,
             Cause.EVALUATION: report.evaluation_s,
@@ -89,10 +99,10 @@ def _add_step(
         account = accounts.setdefault((generation, report.rank), Account())
         # Sections are measured inside the step; a report whose parts exceed its wall is cut to it, never
         # believed.
-        fitting = min(1.0, report.wall_s / total) if (total := math.fsum(parts.values())) > 0 else 1.0
+        fitting = min(1.0, wall_s / total) if (total := math.fsum(parts.values())) > 0 else 1.0
         for cause, seconds in parts.items():
             account.add(cause, seconds * fitting)
-        account.add(Cause.OTHER, max(0.0, report.wall_s - total))
+        account.add(Cause.OTHER, max(0.0, wall_s - total))
     unheard = set(range(world_size)) - {report.rank for report in reports}
     if unheard:
         typical_s = median_low(report.wall_s for report in reports)

@@ -21,6 +21,8 @@ ANSWER_DEADLINE_S = 30.0
 # One request or answer; a job specification is a few kilobytes.
 LINE_MAX_BYTES = 4 * 1024 * 1024
 
+WENT_AWAY = "the controller went away before it answered; ask again"
+
 
 class ControllerUnreachable(Exception):
     """Nobody answers on the control socket."""
@@ -67,10 +69,12 @@ class AdminClient:
             raise ControllerUnreachable(
                 f"the controller did not answer within {self._deadline_s:g} s; see {self._path.parent}/controller.log"
             ) from error
+        except (ConnectionResetError, BrokenPipeError) as error:
+            raise ControllerUnreachable(WENT_AWAY) from error
         except OSError as error:
             raise ControllerUnreachable(f"no controller is running for state {self._path.parent}") from error
         if not line.endswith(b"\n"):
-            raise ControllerUnreachable("the controller went away before it answered; ask again")
+            raise ControllerUnreachable(WENT_AWAY)
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
             raise AdminRefused(answer["error"]["code"], answer["error"]["message"])

@@ -6,6 +6,7 @@ executes commands and posts events.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Protocol
 
 from myriad.control.events import AnyEvent
@@ -36,6 +37,9 @@ class Engine(Protocol):
 
     def start_agent(self, node: str) -> None:
         """Start the agent of a node unless one is alive there. Failures are retried at the next ask."""
+
+    def living(self) -> Collection[str]:
+        """Nodes whose agent is known to be alive, whether or not it is connected."""
 
     def inject(self, kind: str, target: str) -> None:
         """Do harm to a node, an agent or a worker (emulated engines)."""

@@ -8,6 +8,7 @@ ends the process with nothing executed: the state on disk is the one before, and
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
 import logging
 import os
@@ -29,6 +30,8 @@ from myriad.runtime.requests import Requests
 from myriad.runtime.store import Journal, Reports
 from myriad.spec.cluster import ClusterSpec
 
+# How long a leaving controller waits for agents without a job to exit: one may be about to dial again.
+LEAVE_DEADLINE_S = 5.0
 # Events handled and committed together at most: bounds the time to the first command's departure.
 BATCH_MAX = 256
 
@@ -59,6 +62,7 @@ class Runtime:
             post=self.post,
             store=self._reports.add,
         )
+        self._leave_by_s: float | None = None  # set once the cluster goes down
         self._requests = Requests(lambda: self.state, engine, self._commit, self._status)
 
     # ------------------------------------------------------------ for engines (EngineHost)
@@ -84,7 +88,8 @@ class Runtime:
                 batch = await self._next_batch()
                 if watcher.done():
                     watcher.result()
-                self._handle(batch)
+                if batch:
+                    self._handle(batch)
         finally:
             watcher.cancel()
             await self._close()
@@ -122,17 +127,26 @@ class Runtime:
         cluster = self.state.get(ClusterRecord, "cluster")
         if cluster is None or not cluster.closing or not self._queue.empty():
             return False
-        return not any(self.state.job(job).ending for job in self.state.live)
+        if any(self.state.job(job).ending for job in self.state.live):
+            return False
+        if self._leave_by_s is None:
+            self._leave_by_s = self._clock.now() + LEAVE_DEADLINE_S
+        idle = [node for node in self._engine.living() if self.state.node(node).job is None]
+        return not idle or self._clock.now() >= self._leave_by_s
 
     async def _next_batch(self) -> list[tuple[AnyEvent, asyncio.Future[None] | None]]:
         due = self._controller.next_deadline()
-        timeout = None if due is None else max(0.0, due - self._clock.now())
-        try:
-            batch = [await asyncio.wait_for(self._queue.get(), timeout)]
-        except TimeoutError:
-            return [(TimerFired(), None)]
+        batch: list[tuple[AnyEvent, asyncio.Future[None] | None]] = []
+        if self._queue.empty():
+            moments = [moment for moment in (due, self._leave_by_s) if moment is not None]
+            timeout = max(0.0, min(moments) - self._clock.now()) if moments else None
+            with contextlib.suppress(TimeoutError):
+                batch.append(await asyncio.wait_for(self._queue.get(), timeout))
         while len(batch) < BATCH_MAX and not self._queue.empty():
             batch.append(self._queue.get_nowait())
+        if due is not None and due <= self._clock.now():
+            # Last: what has already been said, or a controller's start, may make the deadline void.
+            batch.append((TimerFired(), None))
         return batch
 
     def _handle(self, batch: list[tuple[AnyEvent, asyncio.Future[None] | None]]) -> None:

@@ -29,7 +29,7 @@ from myriad.runtime.engine import Engine
 from myriad.runtime.paths import StateDir
 from myriad.spec import admission
 from myriad.spec.cluster import ClusterSpec
-from myriad.spec.errors import SpecError
+from myriad.spec.errors import SpecError, sentence
 from myriad.spec.job import JobSpec
 
 log = logging.getLogger("myriad.requests")
@@ -84,7 +84,12 @@ class Requests:
             if not line:
                 return
             try:
-                answer = await self._answer(json.loads(line))
+                request = json.loads(line)
+                if not isinstance(request, dict):
+                    raise AdminRefused("invalid", "a request is a JSON object with the key op")
+                answer = await self._answer(request)
+            except KeyError as error:
+                answer = {"error": {"code": "invalid", "message": f"the request lacks the key {error}"}}
             except AdminRefused as refusal:
                 answer = {"error": {"code": refusal.code, "message": refusal.message}}
             writer.write(json.dumps(answer).encode() + b"\n")
@@ -134,9 +139,7 @@ class Requests:
         except SpecError as error:
             raise AdminRefused("invalid", str(error)) from error
         except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            where = ".".join(map(str, first["loc"])) or "job"
-            raise AdminRefused("invalid", f"{where}: {first['msg']}") from error
+            raise AdminRefused("invalid", sentence(error, JobSpec, "job")) from error
         await self._commit(JobSubmitted(request=request, spec=spec.model_dump(mode="json")))
         return {"job": state.requests[request]}
 

@@ -271,7 +271,7 @@ def _steps_table(report: Report) -> str:
     shown = executions[:: -(-len(executions) // MAX_ROWS)]
     rows = "".join(
         f'<tr><th scope="row">{e["step"]}</th><td>{e["generation"]}</td><td>{"yes" if e["kept"] else "done again"}</td>'
-        f"<td>{_cell(_real(e['loss']), '.6g')}</td><td>{e['wall_s']:.4f}</td><td>{_cell(e['tokens_per_s'], ',.0f')}</td>"
+        f"<td>{_cell(_real(e['loss']), '#.6g')}</td><td>{e['wall_s']:.4f}</td><td>{_cell(e['tokens_per_s'], ',.0f')}</td>"
         f"<td>{e['at_s']:.2f}</td></tr>"
         for e in shown
     )

@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import uuid
+from collections.abc import Collection
 
 from myriad.control.events import AgentExited
 from myriad.control.records import MemberRecord, NodeRecord
@@ -53,7 +54,7 @@ class LocalEngine:
         with open(folder / "agent.log", "ab") as output:
             child = subprocess.Popen(
                 [
-                    *(sys.executable, "-m", "myriad.agent"),
+                    *(sys.executable, "-P", "-m", "myriad.agent"),
                     *("--node", node, "--incarnation", incarnation),
                     *("--folder", str(folder), "--controller", str(self.host.state_dir.controller_file)),
                     *("--token-file", str(self.host.state_dir.agent_token)),
@@ -79,6 +80,9 @@ class LocalEngine:
         code = child.wait() if child is not None else None
         log.info("agent of %s (pid %d) is gone, code %s", node, pid, code)
         self.host.post(AgentExited(node=node, incarnation=incarnation, silent_s=self.host.silent_s(node)))
+
+    def living(self) -> Collection[str]:
+        return self._watched.keys()
 
     # ------------------------------------------------------------ harm
 
