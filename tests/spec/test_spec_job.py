@@ -109,7 +109,7 @@ def test_a_layout_says_itself() -> None:
             "zebra: x",
             (
                 'unknown key "zebra"; the keys here are name, nodes, spares, node_type, workers_per_node,'
-                " time_limit, env, command or one of 6 more"
+                " time_limit, env, workdir or one of 7 more"
             ),
         ),
         (
