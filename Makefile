@@ -5,7 +5,6 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 # Tests run single-threaded workers: two cores are shared by up to ten of them.
 export OMP_NUM_THREADS := 1
-export PYTHONWARNINGS := ignore::DeprecationWarning:multiprocessing
 
 .PHONY: demo setup test test-slow test-all check bench docs clean
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,9 @@ for _folder in (_HERE, *sorted(p for p in _HERE.iterdir() if p.is_dir() and not 
 import leaks
 
 leaks.mark_this_run()
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # Run in the background: the programs under test would inherit that, and never hear an interrupt.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

@@ -61,3 +61,14 @@ def test_every_node_of_two_replicas(tmp_path: Path) -> None:
 def test_every_node_of_three_dimensions(tmp_path: Path) -> None:
     harms: list[Harm] = [("kill-node", n) for n in range(4)]
     story(tmp_path, THREE_DIMENSIONS, 20, [*harms, ("kill-worker", 0)], SEED + 2)
+
+
+@pytest.mark.hours
+@pytest.mark.parametrize("seed", range(10, 20))
+@pytest.mark.parametrize("layout", (TWO_REPLICAS, THREE_DIMENSIONS), ids=("replicas", "mesh"))
+def test_other_seeds(tmp_path: Path, layout: dict[str, int], seed: int) -> None:
+    """What fails, where and when comes from the seed: ten more of each layout."""
+    draw = random.Random(seed)
+    nodes = 2 if layout is TWO_REPLICAS else 4
+    harms = [(draw.choice(("kill-node", "kill-agent")), draw.randrange(nodes)), ("kill-worker", 0)]
+    story(tmp_path, layout, 250 if layout is TWO_REPLICAS else 20, harms, seed)
