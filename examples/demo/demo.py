@@ -26,7 +26,6 @@ import yaml
 
 from myriad.cli.client import Client, job_path
 from myriad.cli.follow import tell_events
-from myriad.cli.report import recovery_lines
 from myriad.cli.show import tell as show_job
 
 HERE = Path(__file__).resolve().parent
@@ -178,20 +177,20 @@ def conclude(client: Client, place: Path, broken: str, reference: str) -> int:
     myriad(place, *words, "--html", "report.html", quiet=True)
     say(myriad(place, *words).rstrip())
     for recovery in found["recoveries"]:
-        say(f"\n{'; '.join(line.strip() for line in recovery_lines(recovery))}")
         tiers = ", ".join(f"rank {rank} {tier}" for rank, tier in enumerate(recovery["tiers"]))
-        say(f"restored from: {tiers}")
+        say(f"  restored from: {tiers}")
     equal = bool(found["losses_equal_reference"]) and hashes[0] == hashes[1] and hashes[0] is not None
     sign = "=" if equal else "!="
     verdict = "every loss equal to the unbroken run, bit for bit" if equal else "the runs DIFFER"
     say(f"\n{verdict}; final weights sha256 {hashes[0]} {sign} {hashes[1]}")
     say(f"every sample consumed exactly once: {'yes' if found['sample_ids_seen_once'] else 'NO'}")
     say(f"wrote {place / 'report.json'} and {place / 'report.html'}")
+    say('\nnext, after ". .venv/bin/activate":')
     say(
-        "\nnext: your own script        myriad run examples/any_command/job.yaml --cluster examples/clusters/laptop.yaml"
+        "  your own script       cd examples/any_command && myriad run job.yaml --cluster ../clusters/laptop.yaml"
     )
-    say("      plan before you run   myriad plan job.yaml --cluster cluster.yaml")
-    say("      how it works          docs/ARCHITECTURE.md")
+    say("  plan before you run   myriad plan examples/demo/job.yaml --cluster examples/clusters/laptop.yaml")
+    say("  how it works          docs/ARCHITECTURE.md")
     return 0 if equal and found["sample_ids_seen_once"] else 1
 
 
