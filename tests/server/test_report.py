@@ -171,6 +171,16 @@ def test_the_ledger_of_a_lost_node() -> None:
     assert report["largest_loss"]["cause"] == "node_down"
 
 
+def test_a_finished_step_is_a_later_sign_of_life_than_an_old_heartbeat() -> None:
+    """Step 9 ends 5.5 s after the grant; the last heartbeat was heard at 4.6 s, in mid-step 8."""
+    late = changed(LIFE, generations=(msgspec.structs.replace(FIRST, failed_s=at(4.6)), SECOND))
+    found = build_report(late, STEPS, now_s=at(50))["ledger"]
+    assert found["lost_work"] == pytest.approx(4 * (FAILED_STEP - RESTORE_STEP) * STEP_S)
+    assert found["detection"] == pytest.approx(2 * (6.8 - 5.5))
+    unheard = [r for r in STEPS if r.generation == 2 or r.step < FAILED_STEP - 1]  # ends at 4.5 s
+    assert build_report(late, unheard, now_s=at(50))["ledger"]["detection"] == pytest.approx(2 * (6.8 - 4.6))
+
+
 def test_the_recovery_is_told_by_phase() -> None:
     (recovery,) = build_report(LIFE, STEPS, now_s=at(50))["recoveries"]
     assert recovery.pop("seconds") == pytest.approx(

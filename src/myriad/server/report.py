@@ -25,6 +25,7 @@ from myriad.server.report_inputs import (
     pipeline_of,
     ready_s,
     restore_steps,
+    with_last_signs,
     world_size_of,
 )
 from myriad.server.report_recoveries import recoveries, timeline
@@ -60,6 +61,7 @@ def build_report(
     """The report as plain JSON values. ``now_s`` is the controller's clock, for what has not ended yet."""
     beside = beside or Beside()
     reports = sorted(reports, key=lambda r: (r.generation, r.step, r.rank))
+    records = with_last_signs(records, reports)
     steps = executions(reports, kept_until(restore_steps(records.generations)))
     allocations = [ledger_allocation(records, a, now_s) for a in records.allocations]
     ledgers = _ledgers(records, reports, allocations)

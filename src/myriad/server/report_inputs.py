@@ -5,9 +5,12 @@ A generation is *ready* when its first step begins, which is where start-up ends
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from myriad.control.records import AllocationRecord, GenerationRecord, JobRecord, NodeRecord
 from myriad.operations.ledger import Allocation, Generation
@@ -78,6 +81,30 @@ def ledger_generations(
         )
         for g in records.generations_of(allocation)
     ]
+
+
+def with_last_signs(records: JobRecords, reports: Sequence[StepReport]) -> JobRecords:
+    """The records with each failure no earlier than the last step that any rank of its generation finished.
+
+    A heartbeat may be half a second old when a node dies, and the ranks step together: while one of them finished
+    steps, none of them was dead. What they did until then is work, not detection.
+    """
+    return dataclasses.replace(
+        records, generations=[_with_last_sign(g, reports) for g in records.generations]
+    )
+
+
+def _with_last_sign(generation: GenerationRecord, reports: Sequence[StepReport]) -> GenerationRecord:
+    start_s = ready_s(generation, reports)
+    if generation.failed_s is None or generation.verdict_s is None or start_s is None:
+        return generation
+    run_s: dict[int, float] = {}  # by rank
+    for report in reports:
+        if report.generation == generation.generation:
+            run_s[report.rank] = run_s.get(report.rank, 0.0) + report.wall_s
+    stepped_s = start_s + max(run_s.values(), default=0.0)
+    failed_s = min(max(generation.failed_s, stepped_s), generation.verdict_s)
+    return msgspec.structs.replace(generation, failed_s=failed_s)
 
 
 def ready_s(generation: GenerationRecord, reports: Sequence[StepReport]) -> float | None:
