@@ -142,12 +142,25 @@ def test_time_is_progress_only_where_no_steps_are_reported() -> None:
     world = World()
     command, model = world.start(nodes=1), world.start(nodes=1, torch=True)
     for job in (command, model):
-        for _ in range(2):
-            world.tick(limits.PROGRESS_RUN_S + 1)
+        for doubling in range(2):
+            world.tick(limits.PROGRESS_RUN_S * 2**doubling + 1)
             world.exit(job, 0, 1, step=7 if job == model else None, error="ValueError")
             world.run()
     assert (world.job(command).fruitless, world.job(command).failure.count) == (0, 1)  # type: ignore[union-attr]
     assert world.job(model).failure.count == 2  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("code", [1, -9], ids=["error", "signal"])
+def test_a_command_that_crashes_every_other_minute_ends_some_day(code: int) -> None:
+    world = World()
+    job = world.start(nodes=1)
+    for _ in range(3 * blame.FRUITLESS_RESTARTS_MAX):
+        if world.job(job).status.final:
+            break
+        world.tick(limits.PROGRESS_RUN_S * 1.5)
+        world.exit(job, 0, code)
+        world.run()
+    assert world.job(job).status is JobStatus.FAILED, world.job(job)
 
 
 def test_a_killed_worker_is_replaced_in_place_from_memory() -> None:

@@ -1,7 +1,7 @@
-"""An agent of the virtual cluster: the production bookkeeping over make-believe processes.
+"""An agent of the virtual cluster: the production orders over make-believe processes.
 
-It follows orders as ``myriad.agent.agent`` does (fence what is older, then start), one small piece of work at a
-time, so that a test can stop it, starve it or let it work out of turn between any two of them.
+``Orders`` decides, as in the real agent; here are only its hands. They do one small piece of work at a time, so
+that a test can stop the agent, starve it or let it work out of turn between any two of them.
 """
 
 from __future__ import annotations
@@ -11,20 +11,17 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from myriad.agent.member import Member, Process
+from myriad.agent.orders import Orders
 from myriad.control.events import AgentConnected, AgentDisconnected, MemberReported
 from myriad.spec.messages import (
-    Commit,
     ControllerMessage,
-    Forget,
+    Failure,
     Holding,
     MemberStatus,
     Phase,
-    Refused,
     ShardSet,
-    Shutdown,
     StartStore,
     StartWorkers,
-    StopWorkers,
 )
 
 if TYPE_CHECKING:
@@ -41,7 +38,7 @@ class VirtualAgent:
         self.world = world
         self.node = node
         self.incarnation = f"{node}.{life}"
-        self.members: dict[str, Member] = {}
+        self.orders = Orders(self)
         self.held: dict[str, dict[int, set[int]]] = {}  # job -> rank -> steps of snapshots
         self.inbox: deque[ControllerMessage] = deque()
         self.outbox: deque[MemberStatus] = deque()
@@ -51,13 +48,16 @@ class VirtualAgent:
         self.frozen = False  # a frozen agent neither reads nor works
         self.started: list[tuple[str, int, int]] = []  # every worker ever started: job, generation, rank
 
+    @property
+    def members(self) -> dict[str, Member]:
+        return self.orders.members
+
     # ------------------------------------------------------------ connection
 
     def dial(self) -> None:
         self.linked = True
-        members = tuple(m.status() for m in self.members.values() if m.generation)
-        event = AgentConnected(node=self.node, incarnation=self.incarnation, members=members)
-        self.world.handle(event)
+        members = self.orders.statuses()
+        self.world.handle(AgentConnected(node=self.node, incarnation=self.incarnation, members=members))
 
     def redial(self) -> None:
         if not self.linked:
@@ -77,101 +77,48 @@ class VirtualAgent:
         self.todo.clear()
         self.members.clear()
 
-    def _tell(self, member: Member) -> None:
-        status = member.status()
+    def receive(self, message: ControllerMessage) -> None:
+        self.orders.receive(message)
+
+    # ------------------------------------------------------------ hands
+
+    def tell(self, status: MemberStatus) -> None:
         if self.linked:
             self.outbox.append(status)
 
-    # ------------------------------------------------------------ commands
+    def leave(self, why: str) -> None:
+        """What it has said leaves before it does."""
+        while self.outbox:
+            self.report()
+        self.world.agent_dies(self.node)
 
-    def receive(self, message: ControllerMessage) -> None:
-        match message:
-            case Refused():
-                self.world.agent_dies(self.node)
-            case StartStore() | StartWorkers() | StopWorkers():
-                self._order(message)
-            case Commit():
-                member = self.members.get(message.job)
-                if member is not None and member.generation == message.generation:
-                    member.committed(message.step)
-            case Forget():
-                self.held.pop(message.job, None)
-                member = self.members.get(message.job)
-                if member is not None and not member.busy:
-                    del self.members[message.job]
-            case Shutdown():
-                if not any(member.busy for member in self.members.values()):
-                    self.world.agent_dies(self.node)
-            case _:
-                pass
+    def prepare(self) -> None:
+        """A make-believe process needs no template."""
 
-    def _order(self, order: StartStore | StartWorkers | StopWorkers) -> None:
-        member = self.members.setdefault(order.job, Member(order.job))
-        stop = isinstance(order, StopWorkers)
-        if order.generation < member.generation:
-            return self._tell(member)
-        if order.generation == member.generation:
-            if isinstance(order, StartWorkers) and member.state == "store":
-                return self._start_workers(member, order)
-            if not stop:
-                return self._tell(member) if not member.next else None
-        waiting = member.next
-        if waiting is not None and (waiting.generation, not stop) > (order.generation, True):
-            return None
-        member.next = order
-        limit = order.generation if stop else order.generation - 1
-        for process in member.older(limit):
+    def fence(self, member: Member, generation: int, grace_s: float) -> None:
+        for process in member.older(generation):
             process.doomed = True
-        self.todo.append(lambda: self._fenced(member, limit))
-        return None
+        self.todo.append(lambda: self._gone(member, generation))
 
-    def _fenced(self, member: Member, limit: int) -> None:
-        for process in member.older(limit):
-            del member.processes[process.key]
-        order = member.next
-        if order is None or order.generation - (not isinstance(order, StopWorkers)) > limit:
+    def _gone(self, member: Member, generation: int) -> None:
+        for process in member.older(generation):
+            self.orders.ended(member, process, -9, self.world.now)
+        self.orders.fenced(member, generation)
+
+    def start_store(self, member: Member, order: StartStore) -> None:
+        if not order.torch:
+            self.orders.store_is_up(member, STORE_PORT)
             return
-        member.next = None
-        member.holdings = self._holdings(member.job)
-        match order:
-            case StopWorkers():
-                if not order.keep:
-                    self.held.pop(member.job, None)
-                    member.holdings = ()
-                exits, error, same = member.exits, member.error, member.generation == order.generation
-                member.begin(max(member.generation, order.generation), "stopped")
-                if same:
-                    member.exits, member.error = exits, error
-                self._tell(member)
-            case StartStore():
-                member.begin(order.generation, "preparing")
-                self._tell(member)
-                self._start_store(member, order)
-            case StartWorkers():
-                member.begin(order.generation, "preparing")
-                self._start_workers(member, order)
+        process = Process(f"{member.job}/{order.generation}/store", order.generation, None)
+        member.processes[process.key] = process
+        self.todo.append(lambda: self._store_is_up(member, process))
 
-    def _holdings(self, job: str) -> tuple[Holding, ...]:
-        ranks = self.held.get(job, {})
-        return tuple(Holding(rank, step, 1) for rank in sorted(ranks) for step in sorted(ranks[rank]))
+    def _store_is_up(self, member: Member, process: Process) -> None:
+        if member.processes.get(process.key) is process and not process.doomed:
+            self.orders.store_is_up(member, STORE_PORT)
 
-    def _start_store(self, member: Member, order: StartStore) -> None:
-        key = f"{member.job}/{order.generation}/store"
-        if order.torch:
-            member.processes[key] = Process(key, order.generation, None)
-            self.todo.append(lambda: self._store_is_up(member, key))
-        else:
-            self._store_is_up(member, None)
-
-    def _store_is_up(self, member: Member, key: str | None) -> None:
-        if key is None or key in member.processes:
-            member.store_port, member.state = STORE_PORT, "store"
-            self._tell(member)
-
-    def _start_workers(self, member: Member, order: StartWorkers) -> None:
-        member.start = order
-        member.state = "started"
-        member.holdings = ()
+    def start_workers(self, member: Member, order: StartWorkers) -> None:
+        member.started_s = self.world.now
         newest = -1 if order.restore_step is None else order.restore_step
         for steps in self.held.get(member.job, {}).values():
             steps -= {step for step in steps if step > newest}
@@ -185,27 +132,33 @@ class VirtualAgent:
             member.processes[key] = process
             self.started.append((order.job, order.generation, plan.rank))
             self.todo.append(lambda process=process: self._born(member, process))  # type: ignore[misc]
-        self._tell(member)
 
     def _born(self, member: Member, process: Process) -> None:
         if member.processes.get(process.key) is not process or process.doomed:
             return
         process.pid = self.world.new_pid()
-        assert process.rank is not None
-        if member.pass_phase(process.rank, "fork", self.world.now):
-            self._tell(member)
+        self.pass_phase(member, process, "fork")
         assert member.start is not None
         if member.start.spec.get("model") is not None:
             for phase in TORCH_PHASES:
                 self.todo.append(lambda phase=phase: self.pass_phase(member, process, phase))  # type: ignore[misc]
+
+    def committed(self, job: str, step: int, processes: list[Process]) -> None:
+        """Nobody waits for it: the keeper drops nothing, and the tests decide when workers end."""
+
+    def holdings(self, job: str) -> tuple[Holding, ...]:
+        ranks = self.held.get(job, {})
+        return tuple(Holding(rank, step, 1) for rank in sorted(ranks) for step in sorted(ranks[rank]))
+
+    def forget(self, job: str) -> None:
+        self.held.pop(job, None)
 
     # ------------------------------------------------------------ workers
 
     def pass_phase(self, member: Member, process: Process, phase: Phase) -> None:
         if member.processes.get(process.key) is process and not process.doomed:
             assert process.rank is not None
-            if member.pass_phase(process.rank, phase, self.world.now):
-                self._tell(member)
+            self.orders.phase_passed(member, process.rank, phase, self.world.now)
 
     def worker(self, job: str, rank: int) -> tuple[Member, Process] | None:
         """A worker that runs and is not being killed."""
@@ -230,10 +183,10 @@ class VirtualAgent:
         member, process = found
         if step is not None:
             member.steps[rank] = step
-        process.error_class, process.error = error, error and f"{error} happened"
-        del member.processes[process.key]
-        member.ended(process, code, self.world.now)
-        self._tell(member)
+        if error:
+            failure = Failure(error_class=error, message=f"{error} happened")
+            self.orders.failing(member, process, failure)
+        self.orders.ended(member, process, code, self.world.now)
 
     def save(self, job: str, rank: int, step: int) -> None:
         """Write one rank's part of a durable checkpoint, and keep its snapshot."""
@@ -243,8 +196,7 @@ class VirtualAgent:
         member.steps[rank] = max(step, member.steps.get(rank, 0))
         self.world.written.add((job, member.generation, rank, step))
         self.held.setdefault(job, {}).setdefault(rank, set()).add(step)
-        if member.shard_saved(ShardSet(rank=rank, step=step, seconds=0.1, files=())):
-            self._tell(member)
+        self.orders.shards_saved(member, ShardSet(rank=rank, step=step, seconds=0.1, files=()))
 
     def work(self) -> bool:
         """One delivery or piece of work, oldest first; False when there is nothing to do."""

@@ -215,7 +215,7 @@ def test_silence_is_counted_in_beats_and_forgotten_with_the_node() -> None:
             silent = await door.until(NodeSilent)
             assert silent.node == "n0" and silent.incarnation == "a"
             assert silent.beats >= 3 and silent.silent_s >= 0.15
-            door.hub.forget("n0")
+            door.hub.forget("n0", "a")
             count = len(door.events)
             await asyncio.sleep(0.3)
             assert len(door.events) == count and door.hub.silent_s("n0") == 0.0

@@ -10,11 +10,11 @@ import msgspec
 import pytest
 
 from myriad.cluster.state import NodeState
+from myriad.control.accounting import JobRecords
 from myriad.control.records import AllocationRecord, GenerationRecord, JobRecord, NodeRecord
 from myriad.control.status import Reason
 from myriad.server.ledger_table import ledger_rows, ledger_text
 from myriad.server.report import Beside, build_report
-from myriad.server.report_inputs import JobRecords
 from myriad.spec.messages import StepReport
 
 GRANT_S = 1000.0  # the controller's clock is no one's zero

@@ -28,6 +28,33 @@ class NodeState(StrEnum):
     DOWN = "down"
 
 
+# Every way from one state to another; the controller asserts that it takes no other.
+NODE_EDGES: frozenset[tuple[NodeState, NodeState]] = frozenset(
+    {
+        (NodeState.DOWN, NodeState.FREE),
+        (NodeState.DOWN, NodeState.DRAINED),  # a new agent on a node that was to take no work
+        (NodeState.FREE, NodeState.BUSY),
+        (NodeState.FREE, NodeState.SPARE),
+        (NodeState.FREE, NodeState.DRAINED),
+        (NodeState.FREE, NodeState.DOWN),
+        (NodeState.SPARE, NodeState.BUSY),
+        (NodeState.SPARE, NodeState.FREE),
+        (NodeState.SPARE, NodeState.DRAINING),
+        (NodeState.SPARE, NodeState.DOWN),
+        (NodeState.BUSY, NodeState.SPARE),  # its rank moves to a spare
+        (NodeState.BUSY, NodeState.FREE),
+        (NodeState.BUSY, NodeState.DRAINING),
+        (NodeState.BUSY, NodeState.DOWN),
+        (NodeState.DRAINING, NodeState.BUSY),
+        (NodeState.DRAINING, NodeState.SPARE),
+        (NodeState.DRAINING, NodeState.DRAINED),
+        (NodeState.DRAINING, NodeState.DOWN),
+        (NodeState.DRAINED, NodeState.FREE),
+        (NodeState.DRAINED, NodeState.DOWN),
+    }
+)
+
+
 class Grouping(StrEnum):
     """What the counters are kept per."""
 

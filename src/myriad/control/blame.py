@@ -82,24 +82,37 @@ def first_failure(lost: Sequence[tuple[str, str]], exits: Iterable[tuple[str, Wo
     return Failure(Kind.ERROR, node, worst.rank, worst.code, error_class, worst.message, worst.step)
 
 
-def extend_signature(previous: FailureSignature | None, failure: Failure) -> FailureSignature:
-    """Count how often the job has failed in the same way, and on which nodes.
+def extend_signature(
+    previous: FailureSignature | None, failure: Failure, progress: bool = False
+) -> FailureSignature:
+    """Count how often the job has failed in the same way since it last made ``progress``, and on which nodes.
 
     A signal at an unknown step never equals another: only a known step makes it the same failure.
     """
     same = (
-        previous is not None
+        not progress
+        and previous is not None
         and previous.error_class == failure.error_class
         and previous.step == failure.step
         and (failure.step is not None or failure.kind is not Kind.SIGNAL)
         and failure.kind is not Kind.NODE
     )
+    alike = failures_alike(previous, failure)
     if not same or previous is None:
-        return FailureSignature(error_class=failure.error_class, step=failure.step, nodes=(failure.node,))
+        return FailureSignature(
+            error_class=failure.error_class, step=failure.step, nodes=(failure.node,), alike=alike
+        )
     nodes = previous.nodes if failure.node in previous.nodes else (*previous.nodes, failure.node)
     return FailureSignature(
-        error_class=failure.error_class, step=failure.step, count=previous.count + 1, nodes=nodes
+        error_class=failure.error_class, step=failure.step, count=previous.count + 1, nodes=nodes, alike=alike
     )
+
+
+def failures_alike(previous: FailureSignature | None, failure: Failure) -> int:
+    """How many failures in a row before this one were of its class; a lost node is never the job's doing."""
+    if previous is None or failure.kind is Kind.NODE or previous.error_class != failure.error_class:
+        return 0
+    return previous.alike + 1
 
 
 def signal_name(number: int) -> str:

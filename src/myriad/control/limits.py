@@ -16,6 +16,8 @@ STORE_DEADLINE_S = 180.0
 START_DEADLINE_S = 600.0
 # A job without step reports that has run this long has made progress.
 PROGRESS_RUN_S = 60.0
+# Each failure like the one before doubles that, up to 17 hours: a crash every other minute ends some day.
+PROGRESS_DOUBLINGS_MAX = 10
 # Missed heartbeats: suspicion while the connection is open, a verdict when it is closed too.
 SUSPECT_BEATS = 3
 # Missed heartbeats that are a verdict by themselves: an agent this late cannot have been scheduled out.

@@ -32,6 +32,7 @@ class FailureSignature(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     step: int | None = None
     count: int = 1  # consecutive failures that looked the same
     nodes: tuple[str, ...] = ()  # where the first-failing rank was, each once
+    alike: int = 0  # failures of this class in a row before it, whatever ran in between
 
 
 class ClusterRecord(Record, frozen=True):
@@ -127,9 +128,17 @@ class JobRecord(Record, frozen=True):
         return self.status is JobStatus.STOPPING
 
 
+class Move(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A node joins an allocation after its grant, or is given back before its release."""
+
+    node: str
+    at_s: float
+    joins: bool = True
+
+
 class AllocationRecord(Record, frozen=True):
     """The nodes a job holds: ``nodes`` in rank order, ``spares`` idle beside them, ``lost`` dead ones
-    that still count until the release."""
+    that still count until the release. A node without ``moves`` counts from the grant to the release."""
 
     job: str
     nodes: tuple[str, ...]
@@ -138,6 +147,7 @@ class AllocationRecord(Record, frozen=True):
     granted_s: float
     released_s: float | None = None
     number: int = 1
+    moves: tuple[Move, ...] = ()
 
     @property
     def key(self) -> str:

@@ -14,7 +14,7 @@ import msgspec
 from myriad.cluster.state import NodeState
 from myriad.control import blame, limits, members, restore, starting, stopping
 from myriad.control.blame import Failure, Kind
-from myriad.control.records import JobRecord
+from myriad.control.records import JobRecord, Move
 from myriad.control.status import Reason
 from myriad.control.turn import Turn
 from myriad.scheduler.placement import replace as find_replacement
@@ -118,8 +118,9 @@ def judge(turn: Turn, job: JobRecord) -> Verdict:
     ran_s = (record.failed_s or turn.now) - (record.forked_s or turn.now)
     # Time alone is progress where steps are not reported, or where nothing speaks against the job.
     by_time = failure.kind is Kind.NODE or not (best or turn.state.spec(job.id).uses_torch)
-    progress = best > job.best_step or (by_time and ran_s >= limits.PROGRESS_RUN_S)
-    signature = blame.extend_signature(None if progress else job.failure, failure)
+    doublings = min(blame.failures_alike(job.failure, failure), limits.PROGRESS_DOUBLINGS_MAX)
+    progress = best > job.best_step or (by_time and ran_s >= limits.PROGRESS_RUN_S * 2**doublings)
+    signature = blame.extend_signature(job.failure, failure, progress)
     job = turn.set_job(job, failure=signature, fruitless=0 if progress else job.fruitless + 1, best_step=best)
     if job.fruitless > blame.FRUITLESS_RESTARTS_MAX:
         why = f"{failure.sentence}; {job.fruitless} restarts in a row made no progress"
@@ -174,12 +175,18 @@ def _swap(turn: Turn, job: JobRecord, old: str, new: str, lost: bool) -> None:
     to_spares = not lost and from_spares and turn.state.node(old).state is NodeState.BUSY
     if to_spares:
         spares = (*spares, old)
+    moves = list(allocation.moves)
+    if not from_spares and new != old and new not in allocation.lost:
+        moves.append(Move(node=new, at_s=turn.now))
+    if not lost and not to_spares and old not in allocation.lost:
+        moves.append(Move(node=old, at_s=turn.now, joins=False))
     turn.put(
         msgspec.structs.replace(
             allocation,
             nodes=tuple(new if n == old else n for n in allocation.nodes),
             spares=spares,
             lost=(*allocation.lost, old) if replaced else allocation.lost,
+            moves=tuple(moves),
         )
     )
     turn.set_node(turn.state.node(new), NodeState.BUSY, job=job.id)

@@ -136,6 +136,7 @@ def start_message(turn: Turn, job: JobRecord, node: str) -> StartWorkers:
         restore_step=record.restore_step,
         restore_generation=record.restore_generation,
         durable_step=job.durable_step,
+        durable_generation=job.durable_generation,
     )
 
 

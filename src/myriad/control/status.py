@@ -85,7 +85,6 @@ EDGES: frozenset[tuple[JobStatus, JobStatus]] = frozenset(
     {
         (_S.PENDING, _S.STARTING),
         (_S.PENDING, _S.CANCELLED),
-        (_S.PENDING, _S.FAILED),
         (_S.STARTING, _S.RUNNING),
         (_S.STARTING, _S.RECOVERING),
         (_S.STARTING, _S.STOPPING),

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from myriad.cluster.state import NodeState
+from myriad.cluster.state import NODE_EDGES, NodeState
 from myriad.control.commands import AgentCommand, AnyCommand, ToAgent
 from myriad.control.records import AnyRecord, Change, ClusterRecord, Drop, JobRecord, NodeRecord
 from myriad.control.state import State
@@ -65,6 +65,7 @@ class Turn:
     def set_node(self, node: NodeRecord, state: NodeState | None = None, **changes: Any) -> NodeRecord:
         """Replace fields of a node; a change of state makes the queue worth another look."""
         if state is not None and state is not node.state:
+            assert (node.state, state) in NODE_EDGES, f"{node.name}: {node.state} -> {state}"
             changes |= {"state": state, "since_s": self.now}
             self.reschedule = True
         updated = msgspec.structs.replace(node, **changes)

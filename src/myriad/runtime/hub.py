@@ -1,8 +1,7 @@
-"""Connections of agents: authenticate, count heartbeats, pass messages both ways.
+"""Connections of agents: authenticate, hear heartbeats, pass messages both ways.
 
-One line of JSON per message. Anything an agent says is proof of life; silence is counted in heartbeat
-intervals on this host's monotonic clock. At 1,250 agents and one heartbeat each 0.5 s that is 2,500
-small lines a second.
+One line of JSON per message. Silence is counted by :class:`~myriad.control.liveness.Liveness` on this
+host's monotonic clock. At 1,250 agents and one heartbeat each 0.5 s that is 2,500 small lines a second.
 """
 
 from __future__ import annotations
@@ -15,14 +14,8 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from myriad.control.events import (
-    AgentConnected,
-    AgentDisconnected,
-    AnyEvent,
-    MemberReported,
-    NodeSilent,
-)
-from myriad.control.limits import DEAD_BEATS, SUSPECT_BEATS
+from myriad.control.events import AgentConnected, AgentDisconnected, AnyEvent, MemberReported
+from myriad.control.liveness import Liveness
 from myriad.spec.messages import (
     PROTOCOL_VERSION,
     Accepted,
@@ -64,8 +57,7 @@ class Hub:
         self._post = post
         self._store = store
         self._links: dict[str, tuple[str, asyncio.StreamWriter]] = {}  # node -> (incarnation, link)
-        self._heard: dict[str, tuple[str, float]] = {}  # node -> (incarnation, monotonic seconds)
-        self._beats: dict[str, int] = {}  # node -> missed beats already reported
+        self._liveness = Liveness(heartbeat_s)
         self._open: set[asyncio.StreamWriter] = set()
         self._server: asyncio.Server | None = None
 
@@ -78,37 +70,21 @@ class Hub:
 
     def expect(self, node: str, incarnation: str) -> None:
         """Start counting the silence of an agent that was alive when the last controller ended."""
-        self._heard[node] = (incarnation, time.monotonic())
+        self._liveness.expect(node, incarnation, time.monotonic())
 
-    def forget(self, node: str) -> None:
+    def forget(self, node: str, incarnation: str) -> None:
         """Stop counting: the node is known to be down."""
-        self._heard.pop(node, None)
-        self._beats.pop(node, None)
+        self._liveness.forget(node, incarnation)
 
     def silent_s(self, node: str) -> float:
-        heard = self._heard.get(node)
-        return 0.0 if heard is None else time.monotonic() - heard[1]
+        return self._liveness.silent_s(node, time.monotonic())
 
     async def watch(self) -> None:
-        """Post NodeSilent at every missed heartbeat from the third on."""
-        pause = self._heartbeat_s / 2
-        woken = time.monotonic()
+        """Post what the controller should hear of silence, for ever."""
         while True:
-            await asyncio.sleep(pause)
-            now = time.monotonic()
-            if now - woken > pause + self._heartbeat_s:
-                # This process itself was late: what agents said meanwhile is unread, not unsaid.
-                self._heard = {node: (life, now) for node, (life, _) in self._heard.items()}
-            woken = now
-            for node, (incarnation, heard) in list(self._heard.items()):
-                beats = min(int((now - heard) / self._heartbeat_s), DEAD_BEATS)
-                if beats < SUSPECT_BEATS:
-                    self._beats.pop(node, None)
-                elif beats > self._beats.get(node, 0):
-                    self._beats[node] = beats
-                    self._post(
-                        NodeSilent(node=node, incarnation=incarnation, beats=beats, silent_s=now - heard)
-                    )
+            for silent in self._liveness.look(time.monotonic()):
+                self._post(silent)
+            await asyncio.sleep(self._liveness.pause_s)
 
     # ------------------------------------------------------------ one connection
 
@@ -149,7 +125,7 @@ class Hub:
             return None
         self._write(writer, Accepted(heartbeat_s=self._heartbeat_s))
         self._links[hello.node] = (hello.incarnation, writer)
-        self._heard[hello.node] = (hello.incarnation, time.monotonic())
+        self._liveness.expect(hello.node, hello.incarnation, time.monotonic())
         self._post(
             AgentConnected(
                 node=hello.node, incarnation=hello.incarnation, host=hello.host, members=hello.members
@@ -164,8 +140,7 @@ class Hub:
             message = _decode(line)
             if self._links.get(hello.node) != (hello.incarnation, writer):
                 return  # a newer connection of the node has taken over
-            if hello.node in self._heard:
-                self._heard[hello.node] = (hello.incarnation, time.monotonic())
+            self._liveness.heard(hello.node, hello.incarnation, time.monotonic())
             match message:
                 case Heartbeat():
                     self._store(message.reports)

@@ -19,6 +19,7 @@ from myriad.cluster.state import NodeState
 from myriad.control.commands import AnyCommand, InjectFault, StartAgent, ToAgent
 from myriad.control.controller import Controller
 from myriad.control.events import AnyEvent, ClusterConfigured, ControllerStarted, TimerFired
+from myriad.control.liveness import ended_lives
 from myriad.control.records import ClusterRecord, NodeRecord
 from myriad.control.state import State
 from myriad.runtime.clock import HostClock
@@ -151,10 +152,12 @@ class Runtime:
 
     def _handle(self, batch: list[tuple[AnyEvent, asyncio.Future[None] | None]]) -> None:
         entries = []
+        ended: list[tuple[str, str]] = []  # node and incarnation
         for event, _ in batch:
             now = self._clock.now()
             commands = self._controller.handle(event, now)
             entries.append((now, event, self._controller.changes, commands))
+            ended += ended_lives(event, self._controller.changes, self.state)
         self._journal.append(entries)
         for _, event, _, commands in entries:
             log.debug("%s", event)
@@ -163,9 +166,8 @@ class Runtime:
         for _, waiting in batch:
             if waiting is not None and not waiting.done():
                 waiting.set_result(None)
-        for node in self.state.table(NodeRecord).values():
-            if node.state is NodeState.DOWN:
-                self._hub.forget(node.name)
+        for node, incarnation in ended:
+            self._hub.forget(node, incarnation)
 
     def _execute(self, command: AnyCommand) -> None:
         match command:

@@ -13,21 +13,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from myriad.control.records import GenerationRecord
-from myriad.operations.accounts import kept_until, sum_accounts
-from myriad.operations.exactly_once import Expected
-from myriad.operations.goodput import effective_accelerators, ettr, largest_loss
-from myriad.operations.ledger import Allocation, add_ledgers, allocation_ledger
-from myriad.server.report_inputs import (
+from myriad.control.accounting import (
+    JobLedger,
     JobRecords,
-    ledger_allocation,
-    ledger_generations,
-    pipeline_of,
+    by_generation,
+    job_ledger,
     ready_s,
     restore_steps,
     with_last_signs,
-    world_size_of,
 )
+from myriad.control.records import GenerationRecord
+from myriad.operations.accounts import kept_until
+from myriad.operations.exactly_once import Expected
+from myriad.operations.goodput import effective_accelerators, ettr, largest_loss
+from myriad.operations.ledger import Allocation
 from myriad.server.report_recoveries import recoveries, timeline
 from myriad.server.report_steps import (
     Execution,
@@ -63,21 +62,22 @@ def build_report(
     reports = sorted(reports, key=lambda r: (r.generation, r.step, r.rank))
     records = with_last_signs(records, reports)
     steps = executions(reports, kept_until(restore_steps(records.generations)))
-    allocations = [ledger_allocation(records, a, now_s) for a in records.allocations]
-    ledgers = _ledgers(records, reports, allocations)
+    ledger = job_ledger(records, reports, now_s)
     return {
         "version": REPORT_VERSION,
         **_identity(records),
-        **_worth(allocations, add_ledgers(ledgers), steps, beside),
-        "ledger": {cause.value: seconds for cause, seconds in add_ledgers(ledgers).items()},
+        **_worth(ledger, steps, beside),
+        "ledger": {cause.value: seconds for cause, seconds in ledger.lines.items()},
         "predicted_ledger": None if beside.predicted is None else dict(beside.predicted),
         **_steps(records, reports, steps, beside),
         "recoveries": recoveries(records.generations, steps),
         "timeline": timeline(records.allocations, records.generations, steps),
         "generations": [_generation(records, g) for g in records.generations],
         "allocations": [
-            _allocation(records, record.number, allocation, ledger)
-            for record, allocation, ledger in zip(records.allocations, allocations, ledgers, strict=True)
+            _allocation(records, record.number, allocation, lines)
+            for record, allocation, lines in zip(
+                records.allocations, ledger.allocations, ledger.of_allocation, strict=True
+            )
         ],
     }
 
@@ -98,40 +98,18 @@ def _identity(records: JobRecords) -> dict[str, Any]:
     }
 
 
-def _ledgers(
-    records: JobRecords, reports: Sequence[StepReport], allocations: Sequence[Allocation]
-) -> list[dict[Cause, float]]:
-    kept = kept_until(restore_steps(records.generations))
-    worlds = {g.generation: world_size_of(records.job, g) for g in records.generations}
-    accounts = sum_accounts(reports, kept, worlds, pipeline_of(records.spec))
-    reports_steps = bool(reports) or records.spec.get("model") is not None
-    return [
-        allocation_ledger(
-            allocation,
-            ledger_generations(records, record, reports, reports_steps),
-            accounts,
-            reports_steps=reports_steps,
-        )
-        for record, allocation in zip(records.allocations, allocations, strict=True)
-    ]
-
-
-def _worth(
-    allocations: Sequence[Allocation],
-    ledger: Mapping[Cause, float],
-    steps: Sequence[Execution],
-    beside: Beside,
-) -> dict[str, Any]:
+def _worth(ledger: JobLedger, steps: Sequence[Execution], beside: Beside) -> dict[str, Any]:
     """The headline: what was owned, and what it was worth."""
-    wall_s = math.fsum(a.wall_s for a in allocations)
-    owned_s = math.fsum(a.accelerator_seconds for a in allocations)
+    lines = ledger.lines
+    wall_s = math.fsum(a.wall_s for a in ledger.allocations)
+    owned_s = ledger.accelerator_seconds
     flops = math.fsum(e.flops for e in steps if e.kept)
     peak = beside.peak_flops_per_s
-    loss = largest_loss(ledger, wall_s)
+    loss = largest_loss(lines, wall_s)
     return {
         "accelerators": _mean_accelerators(owned_s, wall_s),
         "wall_time_s": wall_s,
-        "effective_accelerators": effective_accelerators(ledger, wall_s),
+        "effective_accelerators": effective_accelerators(lines, wall_s),
         "largest_loss": None
         if loss is None
         else {
@@ -141,7 +119,7 @@ def _worth(
         },
         "mfu": mfu(flops, owned_s, 1, peak) if peak and flops > 0 and owned_s > 0 else None,
         "peak_flops_per_s": peak,
-        "ettr": ettr(ledger),
+        "ettr": ettr(lines),
     }
 
 
@@ -178,9 +156,9 @@ def _executions(
     if not records.allocations:
         return []
     origin_s = records.allocations[0].granted_s
-    ends_s = {}
+    ends_s, own = {}, by_generation(reports)
     for generation in records.generations:
-        start_s = ready_s(generation, reports)
+        start_s = ready_s(generation, own.get(generation.generation, ()))
         ends_s[generation.generation] = (generation.begun_s if start_s is None else start_s) - origin_s
     found = []
     for e in steps:
@@ -226,7 +204,7 @@ def _generation(records: JobRecords, g: GenerationRecord) -> dict[str, Any]:
 
 
 def _allocation(
-    records: JobRecords, number: int, allocation: Allocation, ledger: Mapping[Cause, float]
+    records: JobRecords, number: int, allocation: Allocation, lines: Mapping[Cause, float]
 ) -> dict[str, Any]:
     origin_s = records.allocations[0].granted_s
     return {
@@ -235,7 +213,7 @@ def _allocation(
         "released_s": allocation.released_s - origin_s,
         "accelerators": _mean_accelerators(allocation.accelerator_seconds, allocation.wall_s),
         "wall_time_s": allocation.wall_s,
-        "ledger": {cause.value: seconds for cause, seconds in ledger.items()},
+        "ledger": {cause.value: seconds for cause, seconds in lines.items()},
         "node_roles": {
             node: [
                 {"role": t.role.value, "start_s": t.start_s - origin_s, "end_s": t.end_s - origin_s}

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from myriad.control.accounting import JobRecords
 from myriad.control.records import ClusterRecord, JobRecord, NodeRecord, SpecRecord
 from myriad.operations.exactly_once import Expected
 from myriad.planner import Plan, Probe, plan
@@ -13,7 +14,6 @@ from myriad.runtime.files import read_json
 from myriad.runtime.paths import StateDir
 from myriad.runtime.store import StateReader
 from myriad.server.report import Beside, build_report
-from myriad.server.report_inputs import JobRecords
 from myriad.server.views import Moment, allocations, generations
 from myriad.spec.cluster import ClusterSpec
 from myriad.spec.job import JobSpec
@@ -21,7 +21,7 @@ from myriad.spec.job import JobSpec
 
 def job_report(state: StateDir, at: Moment, job: JobRecord, reference: JobRecord | None) -> dict[str, Any]:
     """The report; with ``reference``, that job's losses beside the job's own."""
-    records = job_records(at.reader, job)
+    records = read_job(at.reader, job)
     planned = predicted(state, at.reader, records)
     beside = Beside(
         predicted=None
@@ -34,8 +34,8 @@ def job_report(state: StateDir, at: Moment, job: JobRecord, reference: JobRecord
     return build_report(records, list(at.reader.step_reports(job.id)), at.now_s, beside)
 
 
-def job_records(reader: StateReader, job: JobRecord) -> JobRecords:
-    """All the controller's records of one job."""
+def read_job(reader: StateReader, job: JobRecord) -> JobRecords:
+    """All the controller's records of one job, as they stand in the journal's file."""
     spec = reader.record(SpecRecord, job.id)
     assert spec is not None, f"{job.id} has no specification"
     return JobRecords(
@@ -85,6 +85,6 @@ def expected_samples(spec: Mapping[str, Any]) -> Expected | None:
 
 
 def _losses(at: Moment, job: JobRecord) -> list[str | None]:
-    report = build_report(job_records(at.reader, job), list(at.reader.step_reports(job.id)), at.now_s)
+    report = build_report(read_job(at.reader, job), list(at.reader.step_reports(job.id)), at.now_s)
     losses: list[str | None] = report["losses"]
     return losses

@@ -209,6 +209,7 @@ class StartWorkers(Message, frozen=True):
     restore_step: int | None = None
     restore_generation: int = 0  # of the durable checkpoint directory, when any rank reads it
     durable_step: int | None = None  # newest committed durable step (its snapshot is kept)
+    durable_generation: int = 0  # of its directory
 
 
 class StopWorkers(Message, frozen=True):
@@ -272,6 +273,7 @@ class WorkerWelcome(Message, frozen=True):
     restore_generation: int
     tier: Tier
     durable_step: int | None
+    durable_generation: int = 0
 
 
 class Committed(Message, frozen=True):

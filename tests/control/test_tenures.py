@@ -7,8 +7,8 @@ from itertools import pairwise
 import pytest
 
 from myriad.cluster.state import NodeState
-from myriad.control.records import AllocationRecord, GenerationRecord, NodeRecord
-from myriad.server.report_roles import node_tenures
+from myriad.control.records import AllocationRecord, GenerationRecord, Move, NodeRecord
+from myriad.control.tenures import node_tenures
 
 GRANTED_S, RELEASED_S = 100.0, 200.0
 
@@ -39,7 +39,7 @@ def roles(
     nodes: str,
     idle: str = "",
     lost: str = "",
-    spares: int = 0,
+    moves: tuple[Move, ...] = (),
     down_since_s: float | None = None,
 ) -> dict[str, list[tuple[str, float]]]:
     """Node -> (role, until), from the records of an allocation that ended with ``nodes``, ``idle`` and ``lost``."""
@@ -50,6 +50,7 @@ def roles(
         lost=tuple(lost),
         granted_s=GRANTED_S,
         released_s=RELEASED_S,
+        moves=moves,
     )
     records = {
         name: NodeRecord(
@@ -64,7 +65,7 @@ def roles(
         )
         for name in "abcdefg"
     }
-    found = node_tenures(allocation, generations, records, spares, RELEASED_S)
+    found = node_tenures(allocation, generations, records, RELEASED_S)
     for tenures in found.values():
         assert tenures[0].start_s == GRANTED_S and tenures[-1].end_s == RELEASED_S
         assert all(x.end_s == y.start_s and x.role != y.role for x, y in pairwise(tenures))
@@ -72,7 +73,7 @@ def roles(
 
 
 def test_nothing_happens() -> None:
-    assert roles([generation(1, "ab", 100)], "ab", idle="c", spares=1) == {
+    assert roles([generation(1, "ab", 100)], "ab", idle="c") == {
         "a": [("ranks", 200)],
         "b": [("ranks", 200)],
         "c": [("spare", 200)],
@@ -85,7 +86,7 @@ def test_a_spare_takes_over_twice_the_second_one_is_lost_too() -> None:
         generation(2, "ac", 122, 150, "c"),
         generation(3, "ad", 152),
     ]
-    assert roles(life, "ad", idle="e", lost="bc", spares=3) == {
+    assert roles(life, "ad", idle="e", lost="bc") == {
         "a": [("ranks", 200)],
         "b": [("ranks", 120), ("down", 200)],
         "c": [("spare", 122), ("ranks", 150), ("down", 200)],
@@ -96,7 +97,10 @@ def test_a_spare_takes_over_twice_the_second_one_is_lost_too() -> None:
 
 def test_without_spares_a_free_node_joins() -> None:
     life = [generation(1, "ab", 100, 120, "b"), generation(2, "ac", 122)]
-    assert roles(life, "ac", lost="b")["c"] == [("away", 122), ("ranks", 200)]
+    assert roles(life, "ac", lost="b", moves=(Move(node="c", at_s=122),))["c"] == [
+        ("away", 122),
+        ("ranks", 200),
+    ]
 
 
 def test_one_spare_then_a_free_node() -> None:
@@ -105,7 +109,7 @@ def test_one_spare_then_a_free_node() -> None:
         generation(2, "ac", 122, 150, "c"),
         generation(3, "ad", 152),
     ]
-    found = roles(life, "ad", lost="bc", spares=1)
+    found = roles(life, "ad", lost="bc", moves=(Move(node="d", at_s=152),))
     assert found["c"][0] == ("spare", 122) and found["d"][0] == ("away", 152)
 
 
@@ -120,7 +124,8 @@ def test_a_rank_is_moved_away_from_a_healthy_node(
     story: str, idle: str, want: list[tuple[str, float]]
 ) -> None:
     life = [generation(1, "ab", 100, 120, "b", rank=1), generation(2, "ac", 122)]
-    assert roles(life, "ac", idle=idle, spares=1)["b"] == want, story
+    moves = () if idle else (Move(node="b", at_s=122, joins=False),)
+    assert roles(life, "ac", idle=idle, moves=moves)["b"] == want, story
 
 
 def test_a_node_that_comes_back_after_a_rest() -> None:
@@ -129,7 +134,7 @@ def test_a_node_that_comes_back_after_a_rest() -> None:
         generation(2, "ac", 122, 150, "c"),
         generation(3, "ab", 152),
     ]
-    found = roles(life, "ab", lost="c", spares=1)
+    found = roles(life, "ab", lost="c")
     assert found["b"] == [("ranks", 122), ("spare", 152), ("ranks", 200)]
     assert found["c"] == [("spare", 122), ("ranks", 150), ("down", 200)]
 
@@ -141,7 +146,19 @@ def test_a_lost_node_that_nobody_replaced() -> None:
 
 def test_an_idle_spare_dies() -> None:
     life = [generation(1, "ab", 100, 120, "b", rank=1), generation(2, "ab", 122)]
-    assert roles(life, "ab", lost="c", spares=1, down_since_s=130)["c"] == [("spare", 130), ("down", 200)]
-    assert roles(life, "ab", lost="c", spares=1)["c"] == [
-        ("spare", 200)
-    ]  # back since, and nobody knows from when
+    assert roles(life, "ab", lost="c", down_since_s=130)["c"] == [("spare", 130), ("down", 200)]
+    assert roles(life, "ab", lost="c")["c"] == [("spare", 200)]  # back since, and nobody knows from when
+
+
+def test_a_node_that_leaves_comes_back_and_leaves_again() -> None:
+    life = [
+        generation(1, "ab", 100, 120, "b", rank=1),
+        generation(2, "ac", 122, 150, "c", rank=1),
+        generation(3, "ab", 152, 170, "b", rank=1),
+        generation(4, "ac", 172),
+    ]
+    turns = [("b", 122, False), ("c", 122, True), ("c", 152, False), ("b", 152, True), ("b", 172, False)]
+    moves = tuple(Move(node=node, at_s=at_s, joins=joins) for node, at_s, joins in [*turns, ("c", 172, True)])
+    found = roles(life, "ac", moves=moves)
+    assert found["b"] == [("ranks", 122), ("away", 152), ("ranks", 172), ("away", 200)]
+    assert found["c"] == [("away", 122), ("ranks", 152), ("away", 172), ("ranks", 200)]
