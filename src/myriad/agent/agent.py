@@ -1,8 +1,8 @@
 """The agent: one per node. Executes commands, watches processes, holds snapshots, reports.
 
 Single-threaded on one event loop. It never looks at a job's status: it starts what it is told to start,
-kills what is fenced, and says what it sees. Commands are named by (job, generation); a repeated one is
-answered with the present status, an older one is ignored, and a newer one fences everything before it.
+kills what is fenced, and says what it sees. What follows from a command is decided in ``orders``; this is
+the hands that do it, with real processes, channels and memory files.
 """
 
 from __future__ import annotations
@@ -21,38 +21,33 @@ from myriad.agent.environment import environment
 from myriad.agent.guard import Guard
 from myriad.agent.link import Link
 from myriad.agent.member import Member, Process
+from myriad.agent.orders import Orders
 from myriad.agent.template import TemplateClient
 from myriad.spec.messages import (
     ChildExited,
-    Commit,
     Committed,
     ControllerMessage,
     Failure,
-    Forget,
     Forked,
     ForkStore,
     ForkWorker,
     FromTemplate,
     FromWorker,
     Hello,
+    Holding,
+    MemberStatus,
     PhaseDone,
-    Prepare,
     RankPlan,
-    Refused,
     ShardsSaved,
-    Shutdown,
     SnapshotTaken,
     StartStore,
     StartWorkers,
     StepDone,
-    StopWorkers,
     WorkerWelcome,
 )
 from myriad.storage.memory.channel import Channel, ChannelClosed, ChannelError, ChannelGarbled, close_all
 from myriad.storage.memory.keeper import SnapshotKeeper
 
-# Workers whose collectives have failed are killed when no controller has come back in this time.
-ABSENT_DEADLINE_S = 60.0
 # How often a fence looks whether the last grandchild of a killed group is gone.
 FENCE_POLL_S = 0.01
 # Of a failed worker's log, quoted in the job's detail when it said nothing itself.
@@ -73,13 +68,13 @@ class Agent:
         self._folder = folder
         self._token = token
         self._guard = guard
-        self._members: dict[str, Member] = {}
+        self._orders = Orders(self)
         self._by_pid: dict[int, tuple[Member, Process]] = {}
+        self._channels: dict[str, Channel[FromWorker]] = {}  # to workers, by process key
         self._template: TemplateClient | None = None
         self._keeper = SnapshotKeeper()
         self._link = Link(controller_file, self._hello, self._receive)
         self._leaving = asyncio.Event()
-        self._shutting_down = False
         self._background: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
@@ -107,79 +102,39 @@ class Agent:
             incarnation=self._incarnation,
             token=self._token,
             pid=os.getpid(),
-            members=tuple(member.status() for member in self._members.values() if member.generation),
+            members=self._orders.statuses(),
         )
 
     def _receive(self, message: ControllerMessage) -> None:
         log.info("%s", type(message).__name__)
-        match message:
-            case Refused():
-                log.warning("refused: %s", message.reason)
-                self._leaving.set()
-            case Prepare():
-                if message.torch:
-                    self._need_template()
-            case StartStore() | StartWorkers() | StopWorkers():
-                self._order(message)
-            case Commit():
-                self._commit(message)
-            case Forget():
-                self._forget(message.job)
-            case Shutdown():
-                self._shutting_down = True
-                self._leave_if_idle()
-            case _:
-                pass
+        self._orders.receive(message)
 
-    def _order(self, order: StartStore | StartWorkers | StopWorkers) -> None:
-        """A start or a stop of a generation: fence what is older, then do it."""
-        member = self._members.setdefault(order.job, Member(order.job))
-        stop = isinstance(order, StopWorkers)
-        if order.generation < member.generation:
-            return self._tell(member)
-        if order.generation == member.generation:
-            if isinstance(order, StartWorkers) and member.state == "store":
-                return self._start_workers(member, order)
-            if not stop:
-                return self._tell(member) if not member.next else None
-        waiting = member.next
-        if waiting is not None and (waiting.generation, not stop) > (order.generation, True):
-            return None
-        member.next = order
-        if isinstance(order, StopWorkers):
-            self._fence(member, order.generation, order.grace_s)
-        else:
-            self._fence(member, order.generation - 1, 0.0)
+    def tell(self, status: MemberStatus) -> None:
+        self._link.update(status)
 
-    def _tell(self, member: Member) -> None:
-        self._link.update(member.status())
+    def leave(self, why: str) -> None:
+        log.warning("leaving: %s", why)
+        self._leaving.set()
 
-    def _commit(self, message: Commit) -> None:
-        self._keeper.mark_durable(message.job, message.step)
-        member = self._members.get(message.job)
-        if member is None or member.generation != message.generation:
-            return
-        member.committed(message.step)
-        for process in member.processes.values():
-            if process.channel is not None:
+    # ------------------------------------------------------------ snapshots
+
+    def committed(self, job: str, step: int, processes: list[Process]) -> None:
+        self._keeper.mark_durable(job, step)
+        for process in processes:
+            channel = self._channels.get(process.key)
+            if channel is not None:
                 with contextlib.suppress(ChannelError):
-                    process.channel.send(Committed(step=message.step), timeout_s=0)
+                    channel.send(Committed(step=step), timeout_s=0)
 
-    def _forget(self, job: str) -> None:
+    def holdings(self, job: str) -> tuple[Holding, ...]:
+        return self._keeper.holdings(job)
+
+    def forget(self, job: str) -> None:
         self._keeper.forget(job)
-        member = self._members.get(job)
-        if member is not None and not member.busy:
-            del self._members[job]
-        self._leave_if_idle()
-
-    def _leave_if_idle(self) -> None:
-        if self._shutting_down and not any(member.busy for member in self._members.values()):
-            self._leaving.set()
 
     # ------------------------------------------------------------ fencing
 
-    def _fence(self, member: Member, generation: int, grace_s: float) -> None:
-        """Kill everything up to ``generation``; :meth:`_fenced` goes on when all of it is gone."""
+    def fence(self, member: Member, generation: int, grace_s: float) -> None:
         if self._template is not None:
             self._template.poll()  # exits that happened before this fence are exits, not our doing
         self._reap()
@@ -207,37 +162,12 @@ class Agent:
                 for group in groups:
                     system.kill_group(group)
             await asyncio.sleep(FENCE_POLL_S)
-        self._fenced(member, generation)
-
-    def _fenced(self, member: Member, generation: int) -> None:
-        """Nothing up to ``generation`` is left: do what this was for, unless it takes a wider fence, which
-        then is on its way."""
-        order = member.next
-        if order is None or order.generation - (not isinstance(order, StopWorkers)) > generation:
-            return
-        member.next = None
-        match order:
-            case StopWorkers():
-                if not order.keep:
-                    self._keeper.forget(member.job)
-                member.holdings = self._keeper.holdings(member.job)
-                exits, error = member.exits, member.error
-                same = member.generation == order.generation
-                member.begin(max(member.generation, order.generation), "stopped")
-                if same:
-                    member.exits, member.error = exits, error
-                self._tell(member)
-            case StartStore():
-                member.holdings = self._keeper.holdings(member.job)
-                member.begin(order.generation, "preparing")
-                self._tell(member)  # the fence is done, however long the template takes
-                self._start_store(member, order)
-            case StartWorkers():
-                member.begin(order.generation, "preparing")
-                self._start_workers(member, order)
-        self._leave_if_idle()
+        self._orders.fenced(member, generation)
 
     # ------------------------------------------------------------ starting
+
+    def prepare(self) -> None:
+        self._need_template()
 
     def _need_template(self) -> TemplateClient:
         if self._template is None:
@@ -246,7 +176,7 @@ class Agent:
             )
         return self._template
 
-    def _start_store(self, member: Member, order: StartStore) -> None:
+    def start_store(self, member: Member, order: StartStore) -> None:
         if order.torch:
             key = f"{member.job}/{order.generation}/store"
             member.processes[key] = Process(key, order.generation, None, from_template=True)
@@ -254,15 +184,11 @@ class Agent:
             return
         with socket.socket() as probe:  # the command's own rank 0 will listen here
             probe.bind(("127.0.0.1", 0))
-            member.store_port = probe.getsockname()[1]
-        member.state = "store"
-        self._tell(member)
+            port = probe.getsockname()[1]
+        self._orders.store_is_up(member, port)
 
-    def _start_workers(self, member: Member, order: StartWorkers) -> None:
-        member.start = order
-        member.state = "started"
+    def start_workers(self, member: Member, order: StartWorkers) -> None:
         member.started_s = time.monotonic()
-        member.holdings = ()
         if order.restore_step is None:
             self._keeper.forget(member.job)
         else:
@@ -276,13 +202,12 @@ class Agent:
                 self._start_worker(member, order, plan, str(logs / f"rank-{plan.rank:05d}.log"))
         except OSError as error:
             member.error = f"{error.strerror}: {error.filename or order.job_dir}"
-        self._tell(member)
 
     def _start_worker(self, member: Member, order: StartWorkers, plan: RankPlan, log_path: str) -> None:
         key = f"{member.job}/{order.generation}/{plan.rank}"
         channel: Channel[FromWorker]
         channel, theirs = Channel.pair(FromWorker)
-        process = Process(key, order.generation, plan.rank, channel=channel)
+        process = Process(key, order.generation, plan.rank)
         env = environment(order, plan, self._node, order.spec.get("env") or {})
         self._welcome(channel, order, plan)
         try:
@@ -300,6 +225,7 @@ class Agent:
         finally:
             theirs.close()
         member.processes[key] = process
+        self._channels[key] = channel
         asyncio.get_running_loop().add_reader(channel.fileno(), self._from_worker, member, process)
 
     def _welcome(self, channel: Channel[FromWorker], order: StartWorkers, plan: RankPlan) -> None:
@@ -323,6 +249,7 @@ class Agent:
             restore_generation=order.restore_generation,
             tier=plan.tier,
             durable_step=order.durable_step,
+            durable_generation=order.durable_generation,
         )
         channel.send(welcome, fds, timeout_s=0)
 
@@ -333,8 +260,8 @@ class Agent:
         self._guard.add(pid)
         if process.doomed:
             system.kill_group(pid)
-        elif process.rank is not None and member.pass_phase(process.rank, "fork", time.monotonic()):
-            self._tell(member)
+        elif process.rank is not None:
+            self._orders.phase_passed(member, process.rank, "fork", time.monotonic())
 
     # ------------------------------------------------------------ what processes say
 
@@ -348,8 +275,7 @@ class Agent:
                 member, process = found
                 self._born(member, process, message.pid)
                 if process.rank is None and not process.doomed:
-                    member.store_port, member.state = message.port, "store"
-                    self._tell(member)
+                    self._orders.store_is_up(member, message.port)
             case ChildExited():
                 found = self._find(message.key)
                 if found is not None:
@@ -361,7 +287,7 @@ class Agent:
         """The template died: its children die with it; the next start gets a new one."""
         log.warning("the template died")
         self._template = None
-        for member in list(self._members.values()):
+        for member in list(self._orders.members.values()):
             for process in [p for p in member.processes.values() if p.from_template]:
                 process.error_class = process.error_class or "TemplateLost"
                 process.error = process.error or "the template process of its node died"
@@ -370,18 +296,15 @@ class Agent:
                 self._ended(member, process, -int(signal.SIGKILL))
 
     def _find(self, key: str) -> tuple[Member, Process] | None:
-        member = self._members.get(key.split("/", 1)[0])
+        member = self._orders.members.get(key.split("/", 1)[0])
         process = member.processes.get(key) if member is not None else None
         return None if member is None or process is None else (member, process)
 
     def _from_worker(self, member: Member, process: Process) -> None:
         """Take in everything a worker has said."""
-        channel = process.channel
+        channel = self._channels.get(process.key)
         try:
-            while channel is not None and channel.fileno() >= 0:
-                received = channel.recv_nowait()
-                if received is None:
-                    return
+            while channel is not None and (received := channel.recv_nowait()) is not None:
                 message, fds = received
                 if process.doomed or process.generation != member.generation:
                     close_all(fds)
@@ -396,8 +319,7 @@ class Agent:
         assert process.rank is not None
         match message:
             case PhaseDone():
-                if member.pass_phase(process.rank, message.phase, time.monotonic()):
-                    self._tell(member)
+                self._orders.phase_passed(member, process.rank, message.phase, time.monotonic())
             case StepDone():
                 member.steps[process.rank] = message.report.step
                 self._link.report(message.report)
@@ -407,17 +329,15 @@ class Agent:
                     member.job, process.rank, message.step, fd, message.size, message.crc32, message.durable
                 )
             case ShardsSaved():
-                if member.shard_saved(message.shards):
-                    self._tell(member)
+                self._orders.shards_saved(member, message.shards)
             case Failure():
-                process.error_class, process.error = message.error_class, message.message
-                if message.step is not None:
-                    member.steps[process.rank] = message.step
+                self._orders.failing(member, process, message)
 
     def _close_channel(self, process: Process) -> None:
-        if process.channel is not None and process.channel.fileno() >= 0:
-            asyncio.get_running_loop().remove_reader(process.channel.fileno())
-            process.channel.close()
+        channel = self._channels.pop(process.key, None)
+        if channel is not None:
+            asyncio.get_running_loop().remove_reader(channel.fileno())
+            channel.close()
 
     # ------------------------------------------------------------ ends
 
@@ -443,17 +363,9 @@ class Agent:
             self._by_pid.pop(process.pid, None)
             system.kill_group(process.pid)  # what the worker itself has left behind
             self._guard.remove(process.pid)
-        del member.processes[process.key]
-        if process.rank is None:
-            if not process.doomed and process.generation == member.generation:
-                member.error = "its rendezvous store died"
-                self._tell(member)
-            return
-        if code != 0 and not process.doomed and not process.error:
+        if process.rank is not None and code != 0 and not process.doomed and not process.error:
             process.error = self._last_words(member, process.rank)
-        member.ended(process, code, time.monotonic())
-        if not process.doomed:
-            self._tell(member)
+        self._orders.ended(member, process, code, time.monotonic())
 
     def _last_words(self, member: Member, rank: int) -> str:
         """The end of a worker's log."""
@@ -472,20 +384,14 @@ class Agent:
         """Without a controller nobody will restart a broken job: do not let its rest burn for ever."""
         while True:
             await asyncio.sleep(1.0)
-            away = self._link.away_since_s
-            now = time.monotonic()
-            if away is None or now - away < ABSENT_DEADLINE_S:
-                continue
-            for member in self._members.values():
-                if member.failed_s is not None and now - member.failed_s >= ABSENT_DEADLINE_S:
-                    for process in member.older(member.generation):
-                        if process.pid is not None:
-                            system.kill_group(process.pid)
+            for process in self._orders.abandoned(self._link.away_since_s, time.monotonic()):
+                if process.pid is not None:
+                    system.kill_group(process.pid)
 
     def _kill_everything(self) -> None:
         loop = asyncio.get_running_loop()
         loop.remove_signal_handler(signal.SIGCHLD)
-        for member in self._members.values():
+        for member in self._orders.members.values():
             for process in member.processes.values():
                 process.doomed = True
                 self._close_channel(process)

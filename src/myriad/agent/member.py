@@ -19,7 +19,6 @@ from myriad.spec.messages import (
     StopWorkers,
     WorkerExit,
 )
-from myriad.storage.memory.channel import Channel
 
 State = Literal["preparing", "prepared", "store", "started", "exited", "stopped"]
 
@@ -32,7 +31,6 @@ class Process:
     generation: int
     rank: int | None  # None: the store
     pid: int | None = None
-    channel: Channel | None = None  # type: ignore[type-arg]
     doomed: bool = False  # we have killed it, or will as soon as we know its pid
     from_template: bool = False
     error_class: str = ""

@@ -16,11 +16,8 @@ import os
 from dataclasses import dataclass
 
 from myriad.spec.messages import Holding
+from myriad.storage.memory.retention import kept_steps
 from myriad.storage.memory.snapshot import verify
-
-NEWEST_KEPT = 2
-# Durable steps written but not yet known to be committed: one in flight, one more for a slow controller.
-UNCOMMITTED_KEPT = 2
 
 _log = logging.getLogger(__name__)
 
@@ -95,8 +92,7 @@ class SnapshotKeeper:
     def _trim(self, job: str) -> None:
         durable_step = self._durable_step.get(job, -1)
         for steps in self._held.get(job, {}).values():
-            uncommitted = sorted(step for step, held in steps.items() if held.durable and step > durable_step)
-            kept = {durable_step, *sorted(steps)[-NEWEST_KEPT:], *uncommitted[-UNCOMMITTED_KEPT:]}
+            kept = kept_steps({step: held.durable for step, held in steps.items()}, durable_step)
             for step in [each for each in steps if each not in kept]:
                 self._close(steps, step)
 
