@@ -325,6 +325,7 @@ class Cluster:
             restore_generation=durable_generation or 0,
             tier=tier,
             durable_step=step if durable_generation is not None else None,
+            durable_generation=durable_generation or 0,
         )
         fds = () if restore is None else (restore.workers[rank].snapshots[step or 0].fd,)
         channel.send(welcome, fds)

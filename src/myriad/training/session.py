@@ -176,6 +176,7 @@ class Session:
         self._capture = capture
         self._group = _checkpoint_group()
         step = self._load(capture()) if self.welcome.tier != "none" else 0
+        self._mark_restored()
         commtime.measure(self._clock if self._channel is not None else None)
         self.phase("restore")
         self._clock.lap()
@@ -260,7 +261,7 @@ class Session:
                 copy_from_snapshot(snapshot, whole)
                 self.position = snapshot.position
         except SnapshotCorrupt as error:
-            if self.welcome.durable_step != step or not self.welcome.restore_generation:
+            if self.welcome.durable_step != step or not self.welcome.durable_generation:
                 raise
             print(f"{error}; loading step {step} from storage instead", file=sys.stderr, flush=True)
             return False
@@ -271,15 +272,25 @@ class Session:
     def _load_durable(self, step: int, state: State, whole: State) -> None:
         """From storage, in any layout; ``whole`` includes the random state, of use to equally many ranks."""
         from myriad.storage.durable.checkpoint import load
-        from myriad.storage.durable.manifest import checkpoint_path, commit_marker, read_manifest
+        from myriad.storage.durable.manifest import checkpoint_path, read_manifest
 
-        generation = self.welcome.restore_generation
+        generation = self.welcome.restore_generation or self.welcome.durable_generation
         path = checkpoint_path(self._policy.directory, step, generation)
         same_size = read_manifest(path).world_size == self.welcome.world_size
         manifest = load(self._policy.directory, step, generation, whole if same_size else state)
         self.position = manifest.position
-        if self.welcome.rank == 0:
-            commit_marker(path)  # it is committed, since we were told to use it; its writer may have died
+
+    def _mark_restored(self) -> None:
+        """The newest checkpoint is committed, since we were told of it; its writer may have died before the marker."""
+        from myriad.storage.durable.manifest import CheckpointError, checkpoint_path, commit_marker
+
+        step, generation = self.welcome.durable_step, self.welcome.durable_generation
+        if self.welcome.rank != 0 or step is None or not generation:
+            return
+        try:
+            commit_marker(checkpoint_path(self._policy.directory, step, generation))
+        except CheckpointError as error:  # a loss for people and tools; the job itself may not need it
+            print(error, file=sys.stderr, flush=True)
 
     def _save_due(self, step: int) -> list[Saved]:
         policy = self._policy
