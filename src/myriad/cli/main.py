@@ -29,6 +29,7 @@ from myriad.cli import (
     report,
     run,
     show,
+    simulate,
     submit,
     undrain,
     up,
@@ -71,6 +72,7 @@ def make_app() -> typer.Typer:
         ("undrain", undrain.undrain),
         ("inject", inject.inject),
         ("plan", plan.plan),
+        ("simulate", simulate.simulate),
         ("completion", completion.completion),
         ("version", version.version),
     ):

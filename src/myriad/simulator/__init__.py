@@ -1,0 +1,1 @@
+"""A virtual cluster on virtual time under the production controller, and the explorer that breaks it."""
