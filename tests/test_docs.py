@@ -15,7 +15,6 @@ from tidy import Source
 ROOT = Path(__file__).parents[1]
 README_LINES_MAX = 120
 LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)(#[^)\s]*)?\)")
-# Documents are written by hand except those below docs/reference and docs/ledger.md.
 DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")])
 
 
@@ -28,17 +27,36 @@ def generator() -> ModuleType:
     return module
 
 
-def test_the_reference_is_what_the_code_says(generator: ModuleType) -> None:
-    assert generator.drifted(ROOT / "docs") == [], "run: python docs/generate.py"
+def test_the_pages_are_what_the_code_and_the_results_say(generator: ModuleType) -> None:
+    assert generator.drifted(ROOT) == [], "run: python docs/generate.py"
 
 
 def test_drift_is_found(generator: ModuleType, tmp_path: Path) -> None:
     generator.write(tmp_path)
     assert generator.drifted(tmp_path) == []
-    page = tmp_path / "reference" / "reasons.md"
-    page.write_text(page.read_text().replace("queued", "qeued"))
-    (tmp_path / "ledger.md").unlink()
-    assert generator.drifted(tmp_path) == ["reference/reasons.md", "ledger.md"]
+    for name, was, becomes in (
+        ("docs/reference/reasons.md", "queued", "qeued"),
+        ("README.md", " s, no step done again", " s, 3 steps done again"),
+    ):
+        page = tmp_path / name
+        assert was in page.read_text()
+        page.write_text(page.read_text().replace(was, becomes))
+    (tmp_path / "docs" / "ledger.md").unlink()
+    assert generator.drifted(tmp_path) == ["docs/reference/reasons.md", "docs/ledger.md", "README.md"]
+
+
+@pytest.mark.parametrize(
+    ("steps", "want"),
+    [
+        ([0, 0], "no step"),
+        ([0, 1, 0], "0 or 1 step"),
+        ([1], "1 step"),
+        ([4, 4, 3], "3 or 4 steps"),
+        ([8, 6], "6 to 8 steps"),
+    ],
+)
+def test_a_count_in_words(generator: ModuleType, steps: list[int], want: str) -> None:
+    assert generator.how_many(steps) == want
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))

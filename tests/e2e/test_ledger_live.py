@@ -23,12 +23,12 @@ import pytest
 from commandline import cluster_up, myriad, write
 
 from live import cluster_of
+from myriad.control.accounting import JobRecords, with_last_signs
 from myriad.control.records import GenerationRecord, JobRecord
 from myriad.runtime.paths import StateDir
 from myriad.runtime.store import StateReader
 from myriad.server.report import build_report
-from myriad.server.report_inputs import JobRecords, with_last_signs
-from myriad.server.report_source import job_records
+from myriad.server.report_source import read_job
 from myriad.spec.messages import StepReport
 
 PROGRAM = Path(__file__).parent / "planted.py"
@@ -109,7 +109,7 @@ class Cluster:
             record = reader.record(JobRecord, job)
             assert record is not None
             raw = tuple(reader.step_reports(job))
-            records = with_last_signs(job_records(reader, record), raw)
+            records = with_last_signs(read_job(reader, record), raw)
         slept: Counter[str] = Counter()
         for file in directory.job_dir(job).glob("planted-*.json"):
             slept.update(json.loads(file.read_text()))
