@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from myriad.cluster.state import NodeState
 from myriad.control.blame import FRUITLESS_RESTARTS_MAX
 from myriad.control.commands import ToAgent
+from myriad.control.events import TimerFired
 from myriad.control.journal import Entry
 from myriad.control.records import AllocationRecord, GenerationRecord, JobRecord, NodeRecord
 from myriad.control.state import State
@@ -59,6 +60,7 @@ class Checks:
             waiting_has_a_deadline(state)
             budgets_hold(state)
             self.checkpoints_are_whole(state, before)
+            self.nobody_waits_for_nothing(entry)
         if GenerationRecord in kinds or AllocationRecord in kinds or JobRecord in kinds:
             self.ledgers_sum(state, entry)
         for command in entry.commands:
@@ -136,6 +138,16 @@ class Checks:
             written = self._cluster.storage.ranks(name, job.durable_step, job.generation)
             if written < set(range(job.world_size)):
                 raise Broken(f"{name} took step {job.durable_step}, written only by {sorted(written)}", name)
+
+    def nobody_waits_for_nothing(self, entry: Entry) -> None:
+        """Once all is mended a start does not run into its deadline: whatever got lost is asked for again."""
+        if not self._cluster.mended or not isinstance(entry.event, TimerFired):
+            return
+        for change in entry.changes:
+            if isinstance(change, JobRecord) and " did not " in change.start_error:
+                raise Broken(
+                    f"{change.id}: {change.start_error}, although nothing is broken any more", change.id
+                )
 
     def command_is_allowed(self, state: State, command: ToAgent) -> None:
         """Workers start only for the current generation on nodes of the job; commits name committed steps."""

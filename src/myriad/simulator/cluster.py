@@ -27,6 +27,7 @@ from myriad.spec.cluster import ClusterSpec
 from myriad.spec.messages import StepReport
 
 HEARTBEAT_S = 0.5
+EVENTS_MAX = 5_000  # ten times what the longest of 2,000 schedules needs
 BOOT_S = 0.5  # from the engine's order until an agent dials
 
 
@@ -68,6 +69,7 @@ class VirtualCluster:
         self.people = People(self)
         self.reports: dict[str, dict[tuple[int, int, int], StepReport]] = {}
         self.events = 0
+        self.mended = False  # faults have stopped
         self.settled = False  # has anything happened to a job since somebody looked?
         self.story: list[tuple[float, tuple[str, ...], str]] | None = [] if trace else None
         self._pids = 0
@@ -186,6 +188,10 @@ class VirtualCluster:
     def handled(self, entry: Entry) -> None:
         """One event was handled; it is not safe yet."""
         self.events += 1
+        if self.events > EVENTS_MAX:
+            jobs = [self.state.job(name) for name in self.state.live]
+            where = "; ".join(f"{job.id} is {job.status} generation {job.generation}" for job in jobs)
+            raise Broken(f"the controller goes in circles: {where}", *(job.id for job in jobs))
         self.coverage.event(entry)
         if self.story is not None:
             self._tell(entry)
@@ -220,6 +226,7 @@ class VirtualCluster:
     def mend(self) -> None:
         """Faults stop: power and links are back, what was stopped goes on, messages travel well."""
         now = self.heap.now
+        self.mended = True
         self.network = type(self.network)()
         self.storage.fails_until = self.storage.slow_until = now
         controller = self.controller

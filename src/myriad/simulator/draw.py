@@ -43,6 +43,8 @@ def draw(seed: int) -> Scenario:
     source = random.Random(f"scenario {seed}")
     nodes = source.randint(1, NODES_MAX)
     kinds = [kind for kind in Kind if source.random() < 0.4]
+    if Kind.DRAIN in kinds and Kind.UNDRAIN not in kinds:
+        kinds.append(Kind.UNDRAIN)  # who drains a node wants it back some day
     quiet_at = source.choice((10.0, 30.0, 100.0))
     count = source.randint(0, FAULTS_MAX) if kinds and source.random() < 0.97 else 0
     faults = sorted((_fault(source, kinds, quiet_at) for _ in range(count)), key=lambda fault: fault.at)
@@ -87,7 +89,7 @@ def _job(source: random.Random, nodes: int, until: float) -> JobPlan:
     return JobPlan(
         at=round(source.uniform(0.0, until * source.choice((0.1, 0.7))), 3),
         nodes=min(source.randint(1, 4), nodes + (source.random() < 0.05)),
-        spares=source.choice((0, 0, 1)),
+        spares=source.choice((0, 1)),
         torch=source.random() < 0.7,
         steps=steps,
         step_s=source.choice((0.1, 0.5, 3.0)),

@@ -10,10 +10,9 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from myriad.cluster.state import NodeState
 from myriad.control.accounting import job_ledger, job_records
 from myriad.control.journal import decode_changes
-from myriad.control.records import AllocationRecord, JobRecord, NodeRecord
+from myriad.control.records import AllocationRecord, JobRecord
 from myriad.control.replay import replay
 from myriad.control.status import JobStatus
 from myriad.simulator.checks import Broken
@@ -120,9 +119,8 @@ def live_through(cluster: VirtualCluster) -> None:
 
 def _ask_back(cluster: VirtualCluster) -> None:
     """The operator puts every node that is out of service back."""
-    for node, record in cluster.state.table(NodeRecord).items():
-        if record.state in (NodeState.DOWN, NodeState.DRAINED, NodeState.DRAINING):
-            cluster.people.undrain(node)
+    for node in cluster.people.out_of_service():
+        cluster.people.undrain(node)
 
 
 def _patience(cluster: VirtualCluster) -> None:

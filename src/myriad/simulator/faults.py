@@ -150,7 +150,7 @@ def _people(cluster: VirtualCluster, fault: Fault) -> bool:
         case Kind.DRAIN:
             people.drain(node)
         case Kind.UNDRAIN:
-            people.undrain(node)
+            people.undrain(_pick(people.out_of_service(), fault.index) or node)
         case Kind.CANCEL:
             people.cancel(fault.index)
         case Kind.DOWN | Kind.DOWN_CANCEL:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from myriad.cluster.state import NodeState
 from myriad.control.events import (
     AnyEvent,
     CancelRequested,
@@ -14,7 +15,7 @@ from myriad.control.events import (
     JobSubmitted,
     UndrainRequested,
 )
-from myriad.control.records import ClusterRecord, JobRecord
+from myriad.control.records import ClusterRecord, JobRecord, NodeRecord
 from myriad.simulator.scenario import JobPlan
 from myriad.spec.job import JobSpec
 
@@ -58,6 +59,11 @@ class People:
 
     def drain(self, node: str) -> None:
         self._ask(lambda: DrainRequested(node=node, reason="noisy fan"))
+
+    def out_of_service(self) -> list[str]:
+        """Nodes that an operator may want back."""
+        out = (NodeState.DOWN, NodeState.DRAINED, NodeState.DRAINING)
+        return [n.name for n in self._cluster.state.table(NodeRecord).values() if n.state in out]
 
     def undrain(self, node: str) -> None:
         self._ask(lambda: UndrainRequested(node=node))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from myriad.agent.member import Process
@@ -157,10 +158,16 @@ class Run:
             self._heap.after(PEER_LOST_S, self._peer_lost)
             return
         durable = step % self._plan.save_every == 0 or step == self._plan.steps
+        wall_s = self._heap.now - self._began_s
+        self._began_s = self._heap.now
         if durable:
-            self._save(step, lambda: self._stepped(step, durable=True))
-        else:
-            self._stepped(step, durable=False)
+            self._save(
+                step, lambda worker: self._stepped(worker, step, wall_s, durable=True), self._next_step
+            )
+            return
+        for worker in self.workers.values():
+            self._stepped(worker, step, wall_s, durable=False)
+        self._next_step()
 
     def _fails_by_itself(self, worker: Worker) -> None:
         if self._plan.fails_with > 0:
@@ -168,31 +175,50 @@ class Run:
         else:
             worker.end(self._plan.fails_with)
 
-    def _save(self, step: int, then: Callable[[], None]) -> None:
-        """Write the durable checkpoint of ``step``, together."""
+    def _save(self, step: int, wrote: Callable[[Worker], None], then: Callable[[], None]) -> None:
+        """Write the durable checkpoint of ``step``: each rank its part in its own time, and then all go on."""
         storage = self._cluster.storage
         if self._heap.now < storage.fails_until:
             for worker in self.workers.values():
                 worker.fail("OSError")
             return
 
-        def written() -> None:
-            for worker in self.workers.values():
+        longest_s = SAVE_SLOW_S if self._heap.now < storage.slow_until else SAVE_S
+
+        def write(worker: Worker) -> None:
+            if worker.stopped_until > self._heap.now:
+                self._heap.at(worker.stopped_until, partial(write, worker))
+            elif not worker.ended:
                 storage.write(self._job, step, worker.generation, worker.rank)
-            self._saved_step = step
-            then()
+                wrote(worker)
 
-        self._later(SAVE_SLOW_S if self._heap.now < storage.slow_until else SAVE_S, written)
-
-    def _stepped(self, step: int, durable: bool) -> None:
-        wall_s = self._heap.now - self._began_s
-        self._began_s = self._heap.now
         for worker in self.workers.values():
-            worker.step = step
-            worker.agent.step_done(worker, self._report(worker, step, wall_s))
-            self._hand_over(worker, step, durable)
-            if self._first:
-                worker.agent.phase_passed(worker, "first_step")
+            self._heap.after(longest_s * self._noise.uniform(0.2, 1.0), partial(write, worker))
+        self._saved_step = step
+        self._later(longest_s, self._once_written(step, then))
+
+    def _once_written(self, step: int, then: Callable[[], None]) -> Callable[[], None]:
+        """``then``, as soon as every rank that lives has written its part."""
+
+        def look() -> None:
+            first = self.workers[0]
+            written = self._cluster.storage.ranks(self._job, step, first.generation)
+            if len(written) == self._world_size:
+                then()
+            else:
+                self._later(SAVE_S, look)
+
+        return look
+
+    def _stepped(self, worker: Worker, step: int, wall_s: float, durable: bool) -> None:
+        """One rank has finished a step. Its report goes first."""
+        worker.step = step
+        worker.agent.step_done(worker, self._report(worker, step, wall_s))
+        self._hand_over(worker, step, durable)
+        if self._first:
+            worker.agent.phase_passed(worker, "first_step")
+
+    def _next_step(self) -> None:
         self._first = False
         self._next()
 
@@ -216,16 +242,12 @@ class Run:
     def _finish(self) -> None:
         step = self.workers[0].step
         if step not in (self._saved_step, self.workers[0].order.durable_step):
-            self._save(step, lambda: self._saved_last(step))
+            self._save(step, lambda worker: self._hand_over(worker, step, durable=True), self._await_commit)
         else:
-            self._await_commit(self._heap.now + COMMIT_DEADLINE_S)
+            self._await_commit()
 
-    def _saved_last(self, step: int) -> None:
-        for worker in self.workers.values():
-            self._hand_over(worker, step, durable=True)
-        self._await_commit(self._heap.now + COMMIT_DEADLINE_S)
-
-    def _await_commit(self, deadline_s: float) -> None:
+    def _await_commit(self, deadline_s: float | None = None) -> None:
+        deadline_s = self._heap.now + COMMIT_DEADLINE_S if deadline_s is None else deadline_s
         for worker in self.workers.values():
             if worker.ended or worker.stopped_until > self._heap.now:
                 continue

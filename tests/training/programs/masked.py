@@ -56,6 +56,6 @@ for number in range(1, 4):
     assert result.tokens == 4 * LENGTH + 4, result
     if rank == 0:
         print(result.loss.hex(), result.grad_norm.hex(), flush=True)
-# Left open, gloo's threads race with the end of the interpreter and now and then abort it.
 dist.barrier()  # rank 0 holds the store
-dist.destroy_process_group()
+# By the door that production workers take: the interpreter's own end now and then aborts in a thread of gloo's.
+os._exit(0)
