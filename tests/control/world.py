@@ -8,10 +8,8 @@ order; a test that wants another order picks from ``agents`` itself. A story tak
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
 from invariants import check_everything
 from virtual_agent import VirtualAgent
 
@@ -31,15 +29,8 @@ from myriad.control.events import (
     TimerFired,
     UndrainRequested,
 )
-from myriad.control.records import (
-    AllocationRecord,
-    AnyRecord,
-    Change,
-    Drop,
-    GenerationRecord,
-    JobRecord,
-    NodeRecord,
-)
+from myriad.control.journal import Entry, Records
+from myriad.control.records import AllocationRecord, GenerationRecord, JobRecord, NodeRecord
 from myriad.control.state import State
 from myriad.control.status import JobStatus
 from myriad.spec.cluster import ClusterSpec
@@ -50,33 +41,6 @@ TICK_S = 0.001  # between two events
 DELIVERIES_MAX = 20_000  # a story that needs more goes in circles
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One row of the journal."""
-
-    now: float
-    event: AnyEvent
-    changes: tuple[Change, ...]
-    commands: tuple[AnyCommand, ...]
-
-
-@dataclass
-class Disk:
-    """The fold of all journaled changes as the database keeps it: an update stays in its place."""
-
-    rows: dict[tuple[str, str], bytes] = field(default_factory=dict)
-
-    def fold(self, changes: Iterable[Change]) -> None:
-        for change in changes:
-            if isinstance(change, Drop):
-                self.rows.pop((change.kind, change.of), None)
-            else:
-                self.rows[type(change).__name__, change.key] = msgspec.json.encode(change)
-
-    def load(self) -> State:
-        return State(msgspec.json.decode(row, type=AnyRecord) for row in self.rows.values())
-
-
 class World:
     """See the module. Nodes are n0, n1, ... dealt to ``leaves`` in blocks."""
 
@@ -84,7 +48,7 @@ class World:
         self.now = 1000.0
         self.controller = Controller()
         self.journal: list[Entry] = []
-        self.disk = Disk()
+        self.disk = Records()
         self.agents: dict[str, VirtualAgent] = {}
         self.harm: list[InjectFault] = []
         self.pids = 100
