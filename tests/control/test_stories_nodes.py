@@ -77,7 +77,7 @@ def test_a_node_that_is_down_stays_down_until_it_is_asked_back() -> None:
     world.run()
     assert world.node("n0").reason == "send it away"
     world.undrain("n0")
-    assert world.journal[-1].commands == (StartAgent(node="n0"),)
+    assert world.journal[-1].commands == (StartAgent(node="n0", fenced="n0.1"),)
     world.run()
     assert world.node("n0").state is NodeState.FREE and world.node("n0").incarnation == "n0.2"
 

@@ -12,7 +12,8 @@ import pytest
 from commandline import cluster_up
 
 from live import cluster_of
-from myriad.control.records import AllocationRecord, MemberRecord
+from myriad.cluster.state import NodeState
+from myriad.control.records import AllocationRecord, MemberRecord, NodeRecord
 from myriad.engines.local import processes
 from myriad.runtime.files import read_json
 from myriad.runtime.store import StateReader
@@ -113,3 +114,38 @@ def test_a_worker_stopped_in_mid_save_is_dead_before_its_successor_starts(tmp_pa
         assert record.status == "SUCCEEDED" and record.restarts == 1, record
         assert not is_committed(torn)
         assert site.result(job)["final_sha256"] == site.result(reference)["final_sha256"]
+
+
+@pytest.mark.slow
+def test_a_node_that_is_stopped_for_good_can_be_had_back_and_leaves_nothing(tmp_path: Path) -> None:
+    """It never hears that it was given up: the engine ends it when it is asked back, and so does the end of all."""
+
+    def group(node: str) -> list[int]:
+        identity = read_json(site.dir.node_dir(node) / "agent.json")
+        assert identity is not None
+        return processes.of_session(identity["pid"])
+
+    def state_of(node: str) -> NodeRecord:
+        with StateReader(site.dir) as reader:
+            record = reader.record(NodeRecord, node)
+        assert record is not None
+        return record
+
+    def until(node: str, state: NodeState) -> None:
+        deadline = time.monotonic() + JOB_DEADLINE_S
+        while state_of(node).state is not state:
+            assert time.monotonic() < deadline, state_of(node)
+            time.sleep(0.05)
+
+    with cluster_up(tmp_path, cluster_of(nodes=2, heartbeat_s=0.2)) as state:
+        site = Site(tmp_path, state)
+        first, frozen = state_of("n0"), group("n0")
+        processes.send_all(frozen, signal.SIGSTOP)
+        until("n0", NodeState.DOWN)
+        site.run("undrain", "n0")
+        until("n0", NodeState.FREE)
+        assert state_of("n0").incarnation != first.incarnation
+        assert not any(processes.start_ticks(pid) is not None for pid in frozen)
+        stopped = group("n1")
+        processes.send_all(stopped, signal.SIGSTOP)
+    assert not any(processes.start_ticks(pid) is not None for pid in stopped)

@@ -8,11 +8,16 @@ import typer
 
 from myriad.cli.options import State
 
+AGENTS_DEADLINE_S = 5.0  # for agents to leave by themselves, now that nothing runs
+
 CancelJobs = Annotated[bool, typer.Option("--cancel-jobs", help="End the jobs too.")]
 
 
 def down(cancel_jobs: CancelJobs = False, state: State = None) -> None:
-    """Stop controller and server. Agents without a job exit; those with one keep it for the next `up`."""
+    """Stop controller and server. Agents without a job exit; those with one keep it for the next `up`.
+
+    With --cancel-jobs every agent of an emulated node is gone when this returns.
+    """
     from myriad.cli import daemons, settings
     from myriad.cli.client import Client, Unreachable
     from myriad.cli.errors import CommandError
@@ -27,6 +32,8 @@ def down(cancel_jobs: CancelJobs = False, state: State = None) -> None:
     except CommandError:
         kept = []  # the server is gone; what matters is the controller
     daemons.stop(folder, cancel_jobs)
+    if cancel_jobs:
+        daemons.end_agents(folder, AGENTS_DEADLINE_S)  # one that is stopped hears nobody say so
     held = [job["id"] for job in kept if job["nodes"]]
     say(f"the cluster of state {folder.root} is down")
     if held:

@@ -34,9 +34,14 @@ class ToAgent(Command, frozen=True):
 
 
 class StartAgent(Command, frozen=True):
-    """Have the engine start the agent of ``node`` unless one is alive there."""
+    """Have the engine start the agent of ``node`` unless one is alive there.
+
+    A living agent of the life ``fenced`` was declared dead, and may be too far gone to read that: the engine ends it
+    with all it runs, where it can, and says so as of any agent's end.
+    """
 
     node: str
+    fenced: str = ""
 
 
 class InjectFault(Command, frozen=True):

@@ -159,7 +159,7 @@ def undrain(turn: Turn, event: UndrainRequested) -> None:
             turn.set_node(node, NodeState.SPARE if spare else NodeState.BUSY, reason="")
         case NodeState.DOWN:
             turn.set_node(node, expected=True, reason="its agent has not joined yet")
-            turn.give(StartAgent(node=node.name))
+            turn.give(StartAgent(node=node.name, fenced=node.incarnation))
         case NodeState.FREE | NodeState.BUSY | NodeState.SPARE:
             turn.set_node(node, reason="")
 

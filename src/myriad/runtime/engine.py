@@ -35,8 +35,11 @@ class Engine(Protocol):
     def attach(self, host: EngineHost) -> None:
         """Called once, before any other method, with the event loop running."""
 
-    def start_agent(self, node: str) -> None:
-        """Start the agent of a node unless one is alive there. Failures are retried at the next ask."""
+    def start_agent(self, node: str, fenced: str) -> None:
+        """Start the agent of a node unless one is alive there. Failures are retried at the next ask.
+
+        An agent of the life ``fenced`` is ended instead, and its end posted: the controller then asks again.
+        """
 
     def living(self) -> Collection[str]:
         """Nodes whose agent is known to be alive, whether or not it is connected."""

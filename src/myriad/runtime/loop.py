@@ -174,7 +174,7 @@ class Runtime:
             case ToAgent():
                 self._hub.send(command.node, command.incarnation, command.message)
             case StartAgent():
-                self._engine.start_agent(command.node)
+                self._engine.start_agent(command.node, command.fenced)
             case InjectFault():
                 self._engine.inject(command.kind, command.target)
 

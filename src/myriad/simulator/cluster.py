@@ -98,9 +98,12 @@ class VirtualCluster:
         """The living agent of a node."""
         return self.nodes[node].agent
 
-    def start_agent(self, name: str) -> None:
-        """Start an agent unless one is alive there or about to be, or the node has no power."""
+    def start_agent(self, name: str, fenced: str) -> None:
+        """Start an agent unless one is alive there or about to be, or the node has no power; end a fenced one."""
         node = self.nodes[name]
+        if self.scenario.proof and node.agent is not None and node.agent.incarnation == fenced:
+            node.agent.die()
+            return
         if node.agent is None and not node.starting:
             node.starting = True
             self.heap.at(max(self.heap.now + BOOT_S, node.dark_until), lambda: self._agent_boots(node))

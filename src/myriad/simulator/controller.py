@@ -254,7 +254,7 @@ class VirtualController:
                     self._send(command)
                 case StartAgent():
                     self._watched.add(command.node)
-                    self._cluster.start_agent(command.node)
+                    self._cluster.start_agent(command.node, command.fenced)
                 case InjectFault():
                     self._cluster.inject(command.kind, command.target)
 

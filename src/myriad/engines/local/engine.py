@@ -41,8 +41,10 @@ class LocalEngine:
     def attach(self, host: EngineHost) -> None:
         self._host = host
 
-    def start_agent(self, node: str) -> None:
+    def start_agent(self, node: str, fenced: str) -> None:
         if node in self._watched:
+            if fenced and self._watched[node][0] == fenced:
+                self.inject("kill-node", node)  # it may be stopped, and would never hear that it was given up
             return
         known = read_json(self.host.state_dir.node_dir(node) / "agent.json")
         if known is not None and processes.is_alive(known["pid"], known["start_ticks"]):
