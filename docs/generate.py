@@ -30,7 +30,7 @@ from typer.main import get_command
 
 from myriad.cli.errors import Exit
 from myriad.cli.main import EPILOG, make_app
-from myriad.cluster.state import NodeState
+from myriad.cluster.state import NODE_EDGES, NodeState
 from myriad.control.status import EDGES, FINAL, STATUS_OF, JobStatus, Reason
 from myriad.operations.ledger_doc import ledger_markdown
 from myriad.spec.cluster import ClusterSpec
@@ -259,6 +259,11 @@ def architecture_page() -> str:
     return between("docs/ARCHITECTURE.md", "states", job_diagram())
 
 
+def node_edges() -> Iterator[tuple[str, str]]:
+    for state in NodeState:
+        yield f"`{state.value}`", ", ".join(f"`{b.value}`" for b in NodeState if (state, b) in NODE_EDGES)
+
+
 def states_page() -> str:
     """The state machines as the controller has them."""
     edges = edges_in_order()
@@ -280,7 +285,8 @@ def states_page() -> str:
             table(("status", "holds nodes", "final", "may become"), rows),
             "## Nodes",
             plain(inspect.getdoc(NodeState) or ""),
-            table(("state",), ((f"`{state.value}`",) for state in NodeState)),
+            "The controller asserts these edges too (`NODE_EDGES` of `myriad.cluster.state`).",
+            table(("state", "may become"), node_edges()),
         ]
     )
 
