@@ -1,6 +1,6 @@
 """Planted bugs: the explorer is worth its name only if it catches the bug it is there for, and soon.
 
-Each control patches one decision of production code (the last two: of the journal's disk and the ledger) and plays
+Each control patches one decision of production code (the last ones: the journal's disk, the ledger, a loader) and plays
 the seeds from 0 on until an invariant breaks. That the same seeds hold without the patch is what ``test_explorer``
 asserts. A patch must be caught by what it makes go wrong, not by an error of its own making, so each names the
 words in which it is found.
@@ -39,7 +39,8 @@ from myriad.operations.ledger import Role, Tenure
 from myriad.simulator.disk import Disk
 from myriad.simulator.draw import draw
 from myriad.simulator.explore import run
-from myriad.spec.messages import MemberStatus, StartStore, StartWorkers, StopWorkers
+from myriad.simulator.training import Run, Worker
+from myriad.spec.messages import MemberStatus, StartStore, StartWorkers, StepReport, StopWorkers
 
 # How many schedules a bug may survive: as many as `make test` plays without any.
 SEEDS_MAX = 300
@@ -323,6 +324,18 @@ def ledger_forgets_the_dead(patch: Patch) -> None:
     patch.setattr(accounting, "node_tenures", node_tenures)
 
 
+def skipped_sample(patch: Patch) -> None:
+    """After a restart the loader goes on one sample too late."""
+    original = Run._report
+
+    def report(self: Run, worker: Worker, step: int, wall_s: float) -> StepReport:
+        found = original(self, worker, step, wall_s)
+        late = worker.order.restore_step is not None
+        return msgspec.structs.replace(found, samples=tuple(s + late for s in found.samples))
+
+    patch.setattr(Run, "_report", report)
+
+
 BUGS = [
     Bug(missing_fence, r"runs j\d+ generation|still runs"),
     Bug(stale_view, "which it does not hold|counter of the cluster|instead of"),
@@ -348,6 +361,7 @@ BUGS = [
     Bug(change_beside_the_journal, "instead of|fold"),
     Bug(torn_tail_is_trusted, "instead of"),
     Bug(ledger_forgets_the_dead, "accelerator-seconds"),
+    Bug(skipped_sample, "samples, or not once"),
 ]
 
 

@@ -10,11 +10,13 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from myriad.control.accounting import job_ledger, job_records
+from myriad.control.accounting import job_ledger, job_records, restore_steps
 from myriad.control.journal import decode_changes
 from myriad.control.records import AllocationRecord, JobRecord
 from myriad.control.replay import replay
 from myriad.control.status import JobStatus
+from myriad.operations.accounts import kept_until
+from myriad.operations.exactly_once import seen_once
 from myriad.simulator.checks import Broken
 from myriad.simulator.cluster import VirtualCluster
 from myriad.simulator.draw import draw
@@ -179,7 +181,16 @@ def _ended_well(cluster: VirtualCluster, job: JobRecord) -> None:
         if plan.fails_at is not None:
             raise Broken(f"{job.id} has succeeded, which its program cannot", job.id)
     reports = [report for _, report in sorted(cluster.reports.get(job.id, {}).items())]
-    ledger = job_ledger(job_records(cluster.state, job.id), reports, cluster.controller.clock())
+    records = job_records(cluster.state, job.id)
+    # A report may be overtaken by the status that follows it only where order is not kept.
+    if job.status is JobStatus.SUCCEEDED and plan.torch and not cluster.scenario.network.reorder:
+        kept = kept_until(restore_steps(records.generations))
+        samples = {r.step: r.samples for r in reports if r.samples and r.step <= kept[r.generation]}
+        if len(samples) != plan.steps or not seen_once(samples, 1, expected=lambda step: (step,)):
+            raise Broken(
+                f"{job.id} has trained on {len(samples)} of {plan.steps} samples, or not once", job.id
+            )
+    ledger = job_ledger(records, reports, cluster.controller.clock())
     lines, held = math.fsum(ledger.lines.values()), _held(cluster, job.id)
     if not math.isclose(lines, held, rel_tol=1e-9, abs_tol=1e-3):
         raise Broken(f"the ledger of {job.id} has {lines} accelerator-seconds, it held {held}", job.id)
