@@ -43,7 +43,8 @@ from recovery import Fault, Site, dataset
 
 SEED = int(os.environ.get("MYRIAD_SEED", "1"))
 NODES, ACCELERATORS, RANKS = 4, 2, 8
-SNAPSHOT_EVERY, SAVE_EVERY, STEPS = 20, 40, 100
+# A fault asked for through the command line comes 5 steps late on an idle machine, 20 on one eight times overloaded.
+SNAPSHOT_EVERY, SAVE_EVERY, STEPS = 35, 70, 140
 JOB = "j1"
 PLAN = JobPlan(
     at=5.0,  # when every node has joined
@@ -76,10 +77,10 @@ def test_live_and_simulated_yield_the_same_states_and_commands(tmp_path: Path) -
 
 
 def drawn(draw: random.Random) -> list[Fault]:
-    """One of each kind in drawn order, 1 to 3 steps after the second, third and fourth save."""
+    """One of each kind in drawn order, 1 to 3 steps after each of the first three saves."""
     kinds = draw.sample(("kill-worker", "kill-node", "kill-agent"), 3)
     faults = []
-    for save, kind in enumerate(kinds, 2):
+    for save, kind in enumerate(kinds, 1):
         step = save * SNAPSHOT_EVERY + draw.randint(1, 3)
         if kind == "kill-worker":
             faults.append(Fault(kind, step, rank=draw.randrange(RANKS)))
@@ -242,7 +243,7 @@ def asked(message: Any) -> str:
 
 def difference(live: Story, virtual: Story) -> str:
     """What differs, with a few lines around it; empty when nothing does."""
-    parts = []
+    parts: list[str] = []
     for name in sorted(live.keys() | virtual.keys()):
         parts += difflib.unified_diff(
             live.get(name, []), virtual.get(name, []), f"live: {name}", f"simulated: {name}", lineterm=""

@@ -15,6 +15,7 @@ import typer
 
 from myriad.cli import (
     cancel,
+    checkpoint,
     completion,
     config,
     data,
@@ -77,7 +78,11 @@ def make_app() -> typer.Typer:
         ("version", version.version),
     ):
         app.command(name)(command)
-    for name, group in (("data", data.group()), ("config", config.group())):
+    for name, group in (
+        ("data", data.group()),
+        ("checkpoint", checkpoint.group()),
+        ("config", config.group()),
+    ):
         app.add_typer(group, name=name)
     return app
 

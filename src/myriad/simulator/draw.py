@@ -43,11 +43,12 @@ def draw(seed: int) -> Scenario:
     source = random.Random(f"scenario {seed}")
     nodes = source.randint(1, NODES_MAX)
     kinds = [kind for kind in Kind if source.random() < 0.4]
-    if Kind.DRAIN in kinds and Kind.UNDRAIN not in kinds:
-        kinds.append(Kind.UNDRAIN)  # who drains a node wants it back some day
     quiet_at = source.choice((10.0, 30.0, 100.0))
     count = source.randint(0, FAULTS_MAX) if kinds and source.random() < 0.97 else 0
-    faults = sorted((_fault(source, kinds, quiet_at) for _ in range(count)), key=lambda fault: fault.at)
+    faults = [_fault(source, kinds, quiet_at) for _ in range(count)]
+    faults += [
+        _undrain(source, fault) for fault in faults if fault.kind is Kind.DRAIN and source.random() < 0.5
+    ]
     jobs = [_job(source, nodes, quiet_at) for _ in range(source.randint(1, JOBS_MAX))]
     return Scenario(
         seed=seed,
@@ -58,7 +59,7 @@ def draw(seed: int) -> Scenario:
         skew=source.choice((0.0, 0.0, 0.01, 0.1)),
         network=_network(source),
         jobs=tuple(sorted(jobs, key=lambda job: job.at)),
-        faults=tuple(faults),
+        faults=tuple(sorted(faults, key=lambda fault: fault.at)),
         quiet_at=quiet_at,
     )
 
@@ -82,6 +83,12 @@ def _fault(source: random.Random, kinds: list[Kind], until: float) -> Fault:
         longest = _ENDLESS if source.random() < 0.05 else _LASTS[kind] ** source.random()
         seconds = round(min(longest, source.uniform(0.1, longest)), 3)
     return Fault(at=at, kind=kind, index=source.randrange(1000), seconds=seconds)
+
+
+def _undrain(source: random.Random, drain: Fault) -> Fault:
+    """Who drains a node often wants it back at once."""
+    at = round(drain.at + source.choice((0.1, 1.0, 10.0)), 3)
+    return Fault(at=at, kind=Kind.UNDRAIN, index=source.randrange(1000))
 
 
 def _job(source: random.Random, nodes: int, until: float) -> JobPlan:

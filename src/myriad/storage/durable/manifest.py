@@ -179,6 +179,29 @@ def file_sum(path: Path) -> FileSum:
     return FileSum(path.name, size, crc)
 
 
+def damage(path: Path) -> tuple[str, ...]:
+    """What of the checkpoint directory ``path`` is not as it was written, in sentences; reads every byte."""
+    try:
+        manifest = read_manifest(path)
+    except CheckpointError as error:
+        return (str(error),)
+    found = []
+    for want in manifest.files:
+        try:
+            got = file_sum(path / want.path)
+        except FileNotFoundError:
+            found.append(f"{want.path} is missing")
+            continue
+        except OSError as error:
+            found.append(f"{want.path} cannot be read ({error.strerror})")
+            continue
+        if got.size != want.size:
+            found.append(f"{want.path} has {got.size} of {want.size} bytes")
+        elif got.crc32 != want.crc32:
+            found.append(f"{want.path} fails its checksum")
+    return tuple(found)
+
+
 def sync_directory(path: Path) -> None:
     """Make the names in ``path`` durable; file contents are synced by their writers."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
