@@ -145,6 +145,8 @@ class VirtualController:
         backlog, self._backlog = self._backlog, []
         for do in backlog:
             do()
+            if not self.alive or self.life != life:
+                return  # it has died of this one: nobody is left to take in the rest
         self._looking = False
         self._look(life)
         self._wake()
