@@ -2,7 +2,7 @@
 
 Two events of the same moment run in the order they were asked for, so a run depends on nothing but its input.
 There are no processes and no cancelling: whoever is called looks whether it still has something to do. That
-keeps production code, which knows neither, unchanged, and takes a quarter of the time of generators in SimPy
+keeps production code, which knows neither, unchanged, and takes a third of the time of SimPy's generators
 (docs/benchmarks.md).
 """
 
