@@ -140,12 +140,12 @@ class VirtualController:
         self._heap.at(self.stopped_until, lambda: self.go_on(life))
 
     def go_on(self, life: int) -> None:
-        if not self.alive or self.life != life or self.stopped_until > self._heap.now:
+        if not self._lives(life) or self.stopped_until > self._heap.now:
             return
         backlog, self._backlog = self._backlog, []
         for do in backlog:
             do()
-            if not self.alive or self.life != life:
+            if not self._lives(life):
                 return  # it has died of this one: nobody is left to take in the rest
         self._looking = False
         self._look(life)
@@ -156,10 +156,13 @@ class VirtualController:
         life = self.life
 
         def arrived() -> None:
-            if self.alive and self.life == life:
+            if self._lives(life):
                 self.inbound(do)
 
         self._heap.after(delay_s, arrived)
+
+    def _lives(self, life: int) -> bool:
+        return self.alive and self.life == life
 
     # ------------------------------------------------------------ the loop
 
@@ -361,7 +364,7 @@ class VirtualController:
             self._look(self.life)
 
     def _look(self, life: int) -> None:
-        if not self.alive or self.life != life or self.stopped_until > self._heap.now:
+        if not self._lives(life) or self.stopped_until > self._heap.now:
             self._looking = False
             return
         all_beat = True
