@@ -207,3 +207,24 @@ def test_a_committed_checkpoint_without_marker_gets_it_when_used(cluster: Cluste
     marker.unlink()
     cluster.run(job(data), step=5, durable_generation=first.number)
     assert marker.exists()
+
+
+def test_a_commit_whose_marker_was_never_written(cluster: Cluster, data: Path) -> None:
+    """Rank 0 dies after the commit of step 5 was journaled, before it hears: memory still has the same step."""
+    spec = job(data, dp_replicate=2)
+    unbroken = cluster.run(spec)
+    broken = cluster.start(spec, commit=False)
+    while not all(5 in worker.snapshots and worker.shards for worker in broken.workers.values()):
+        broken.poll(1.0)
+    broken.kill(0)
+    broken.wait()
+    marker = cluster.job_dir / "checkpoints" / f"step-5.gen-{broken.number}" / "COMMITTED"
+    assert marker.parent.exists() and not marker.exists()
+    again = cluster.start(spec, restore=broken, step=5, durable_generation=broken.number)
+    while "restore" not in again.workers[0].phases:
+        assert again.workers[0].code is None, again.describe()
+        again.poll(1.0)
+    assert marker.exists(), "the marker is there before the first step"
+    again.wait()
+    assert set(again.codes()) == {0}, again.describe()
+    assert again.losses() == {n: loss for n, loss in unbroken.losses().items() if n > 5}
