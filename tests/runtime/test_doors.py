@@ -28,6 +28,7 @@ from myriad.spec.messages import (
     Heartbeat,
     HeartbeatAck,
     Hello,
+    Members,
     MemberStatus,
     MemberUpdate,
     Message,
@@ -94,7 +95,7 @@ REFUSALS = {
     "empty token": (msgspec.structs.replace(HELLO, token=""), "the token is wrong"),
     "non-ASCII token": (msgspec.structs.replace(HELLO, token="\u00e9"), "the token is wrong"),
     "unknown node": (msgspec.structs.replace(HELLO, node="n9"), "the cluster has no node n9"),
-    "other version": (msgspec.structs.replace(HELLO, version=9), "it speaks protocol 9, this controller 1"),
+    "other version": (msgspec.structs.replace(HELLO, version=9), "it speaks protocol 9, this controller 2"),
 }
 
 
@@ -168,10 +169,12 @@ def test_messages_both_ways() -> None:
         report = StepReport(job="j1", generation=1, rank=0, step=1, wall_s=0.1)
         async with Door() as door:
             caller = await door.dial()
-            caller.say(msgspec.structs.replace(HELLO, members=(status,)))
+            caller.say(HELLO)
             assert await caller.hear() == Accepted(heartbeat_s=30.0)
             caller.say(Heartbeat(seq=7, reports=(report,)))
             assert await caller.hear() == HeartbeatAck(seq=7) and door.reports == [report]
+            assert door.events == [], "nothing is known of an agent before it has said what it runs"
+            caller.say(Members(members=(status,)))
             caller.say(MemberUpdate(member=status))
             assert await door.until(MemberReported) == MemberReported(
                 node="n0", incarnation="a", member=status
@@ -211,6 +214,7 @@ def test_silence_is_counted_in_beats_and_forgotten_with_the_node() -> None:
             caller = await door.dial()
             caller.say(HELLO)
             assert isinstance(await caller.hear(), Accepted)
+            caller.say(Members())
             watching = asyncio.create_task(door.hub.watch())
             silent = await door.until(NodeSilent)
             assert silent.node == "n0" and silent.incarnation == "a"

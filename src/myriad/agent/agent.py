@@ -73,7 +73,8 @@ class Agent:
         self._channels: dict[str, Channel[FromWorker]] = {}  # to workers, by process key
         self._template: TemplateClient | None = None
         self._keeper = SnapshotKeeper()
-        self._link = Link(controller_file, self._hello, self._receive)
+        hello = Hello(node=node, incarnation=incarnation, token=token, pid=os.getpid())
+        self._link = Link(controller_file, hello, self._orders.statuses, self._receive)
         self._leaving = asyncio.Event()
         self._background: set[asyncio.Task[None]] = set()
 
@@ -95,15 +96,6 @@ class Agent:
             task.result()
 
     # ------------------------------------------------------------ controller
-
-    def _hello(self) -> Hello:
-        return Hello(
-            node=self._node,
-            incarnation=self._incarnation,
-            token=self._token,
-            pid=os.getpid(),
-            members=self._orders.statuses(),
-        )
 
     def _receive(self, message: ControllerMessage) -> None:
         log.info("%s", type(message).__name__)

@@ -1,8 +1,8 @@
 """The agent's connection to the controller: dial, say hello, beat, and dial again.
 
 Step reports ride on heartbeats and are kept until acknowledged, so none is lost while the controller is
-away (bounded: the oldest go first). Reports always leave before a member's status, so that whatever the
-controller learns from a status, the steps before it are already stored.
+away (bounded: the oldest go first). Reports always leave before a member's status, also on a new connection,
+so that whatever the controller learns from a status, the steps before it are already stored.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from myriad.spec.messages import (
     Heartbeat,
     HeartbeatAck,
     Hello,
+    Members,
     MemberStatus,
     MemberUpdate,
     Refused,
@@ -44,23 +45,24 @@ log = logging.getLogger("myriad.agent.link")
 
 
 class Link:
-    """Keeps one connection alive. ``hello`` makes the greeting, ``receive`` takes commands."""
+    """Keeps one connection alive. ``members`` says what runs here, ``receive`` takes commands."""
 
     def __init__(
         self,
         controller_file: Path,
-        hello: Callable[[], Hello],
+        hello: Hello,
+        members: Callable[[], tuple[MemberStatus, ...]],
         receive: Callable[[ControllerMessage], None],
     ) -> None:
         self._controller_file = controller_file
         self._hello = hello
+        self._members = members
         self._receive = receive
         self._writer: asyncio.StreamWriter | None = None
         self._fresh: list[StepReport] = []
         self._unacknowledged: dict[int, tuple[StepReport, ...]] = {}
         self._seq = 0
         self._heartbeat_s = 1.0
-        self._hello_is_old = False  # something has changed since the hello that is being answered
         self.away_since_s: float | None = time.monotonic()
 
     def report(self, report: StepReport) -> None:
@@ -70,12 +72,10 @@ class Link:
             del self._fresh[: len(self._fresh) - REPORTS_MAX]
 
     def update(self, status: MemberStatus) -> None:
-        """Send a member's status now; without a connection the next hello carries it."""
+        """Send a member's status now; without a connection the next one begins with it."""
         if self._writer is not None:
             self._beat()
             self._send(MemberUpdate(member=status))
-        else:
-            self._hello_is_old = True
 
     async def run(self) -> None:
         """Dial for ever."""
@@ -96,8 +96,7 @@ class Link:
         )
         beats: asyncio.Task[None] | None = None
         try:
-            self._hello_is_old = False
-            writer.write(_encode(self._hello()) + b"\n")
+            writer.write(_encode(self._hello) + b"\n")
             answer = _decode(await asyncio.wait_for(reader.readline(), DIAL_DEADLINE_S))
             if isinstance(answer, Refused):
                 self._receive(answer)
@@ -109,9 +108,9 @@ class Link:
             for reports in reversed(self._unacknowledged.values()):
                 self._fresh[:0] = reports
             self._unacknowledged.clear()
-            if self._hello_is_old:
-                for member in self._hello().members:
-                    self.update(member)
+            while self._fresh:
+                self._beat()
+            self._send(Members(members=self._members()))
             beats = asyncio.create_task(self._beat_for_ever())
             while line := await reader.readline():
                 message = _decode(line)

@@ -25,7 +25,7 @@ class ControllerStarted(Event, frozen=True):
 
 
 class AgentConnected(Event, frozen=True):
-    """An agent said hello: its whole state rides along."""
+    """An agent has joined or reconnected: all it runs rides along, after every report it still had."""
 
     node: str
     incarnation: str

@@ -30,12 +30,12 @@ class Liveness:
         return self._heartbeat_s / 2
 
     def expect(self, node: str, incarnation: str, now_s: float) -> None:
-        """Start counting: it has said hello, or was alive when the last controller ended."""
+        """Start counting: it has said what it runs, or was alive when the last controller ended."""
         self._heard[node] = (incarnation, now_s)
 
     def heard(self, node: str, incarnation: str, now_s: float) -> None:
-        """A sign of life; of no meaning for a node that is not counted."""
-        if node in self._heard:
+        """A sign of life; of no meaning for a life that is not counted."""
+        if node in self._heard and self._heard[node][0] == incarnation:
             self._heard[node] = (incarnation, now_s)
 
     def counts(self, node: str) -> bool:

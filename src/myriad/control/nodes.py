@@ -59,6 +59,7 @@ def controller_started(turn: Turn, event: ControllerStarted) -> None:
         if node.state is NodeState.DOWN and not node.expected:
             continue
         turn.give(StartAgent(node=node.name))
+    turn.reschedule = True  # nodes may have become free while the cluster was closing
 
 
 def connected(turn: Turn, event: AgentConnected) -> None:

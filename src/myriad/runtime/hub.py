@@ -24,6 +24,7 @@ from myriad.spec.messages import (
     Heartbeat,
     HeartbeatAck,
     Hello,
+    Members,
     MemberUpdate,
     Refused,
     StepReport,
@@ -125,12 +126,6 @@ class Hub:
             return None
         self._write(writer, Accepted(heartbeat_s=self._heartbeat_s))
         self._links[hello.node] = (hello.incarnation, writer)
-        self._liveness.expect(hello.node, hello.incarnation, time.monotonic())
-        self._post(
-            AgentConnected(
-                node=hello.node, incarnation=hello.incarnation, host=hello.host, members=hello.members
-            )
-        )
         return hello
 
     async def _listen_to(
@@ -145,6 +140,16 @@ class Hub:
                 case Heartbeat():
                     self._store(message.reports)
                     self._write(writer, HeartbeatAck(seq=message.seq))
+                case Members():
+                    self._liveness.expect(hello.node, hello.incarnation, time.monotonic())
+                    self._post(
+                        AgentConnected(
+                            node=hello.node,
+                            incarnation=hello.incarnation,
+                            host=hello.host,
+                            members=message.members,
+                        )
+                    )
                 case MemberUpdate():
                     self._post(
                         MemberReported(node=hello.node, incarnation=hello.incarnation, member=message.member)

@@ -57,7 +57,6 @@ class VirtualAgent:
         self._durable: dict[str, int] = {}
         self._fresh: list[StepReport] = []
         self._unacknowledged: list[StepReport] = []
-        self._said = 0  # versions told since the agent began, to see whether a hello is old
         self._away_since_s: float | None = self.clock()
         self.node = node
         self.incarnation = incarnation
@@ -106,24 +105,21 @@ class VirtualAgent:
             self._heap.after(REDIAL_S * self._noise.uniform(1, 5), lambda: self._arrived(self.dial))
             return
         self.connection = connection
-        hello = AgentConnected(
-            node=self.node.name, incarnation=self.incarnation, members=self.orders.statuses()
-        )
-        said = self._said
         self.local(lambda: self._unanswered(connection), DIAL_DEADLINE_S)
-        self._cluster.controller.greet(self, connection, hello, lambda: self._accepted(connection, said))
+        self._cluster.controller.greet(self, connection, lambda: self._accepted(connection))
 
-    def _accepted(self, connection: Connection, said: int) -> None:
+    def _accepted(self, connection: Connection) -> None:
         if self.connection is not connection:
             return
         self.linked = True
         self._away_since_s = None
         self._fresh[:0] = self._unacknowledged
         self._unacknowledged.clear()
-        if self._said != said:
-            for status in self.orders.statuses():
-                self.tell(status)
         self._beat()
+        there = AgentConnected(
+            node=self.node.name, incarnation=self.incarnation, members=self.orders.statuses()
+        )
+        self._cluster.controller.carry(self, connection, there)
 
     def _unanswered(self, connection: Connection) -> None:
         if self.connection is connection and not self.linked:
@@ -146,7 +142,6 @@ class VirtualAgent:
         self.local(self._look_for_controller, ABSENCE_LOOK_S)
 
     def tell(self, status: MemberStatus) -> None:
-        self._said += 1
         if self.linked and self.connection is not None:
             self._beat()
             report = MemberReported(node=self.node.name, incarnation=self.incarnation, member=status)

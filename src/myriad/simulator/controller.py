@@ -287,17 +287,13 @@ class VirtualController:
 
     # ------------------------------------------------------------ agents
 
-    def greet(
-        self, agent: VirtualAgent, connection: Connection, hello: AgentConnected, accept: Callable[[], None]
-    ) -> None:
+    def greet(self, agent: VirtualAgent, connection: Connection, accept: Callable[[], None]) -> None:
         """An agent says hello on a new connection."""
         life, node = self.life, agent.node.name
 
         def take() -> None:
             self._links[node] = (agent, connection)
-            self._liveness.expect(node, agent.incarnation, self._heap.now)
             connection.to_agent(lambda: agent.local(accept))
-            self.post(hello)
 
         def ended() -> None:
             if self.life == life:
@@ -315,9 +311,17 @@ class VirtualController:
             self.post(AgentDisconnected(node=node, incarnation=agent.incarnation))
             self.watch()
 
-    def carry(self, agent: VirtualAgent, connection: Connection, report: MemberReported) -> None:
-        """A member's status travels to the controller."""
-        self._carry(agent, connection, lambda: self.post(report))
+    def carry(
+        self, agent: VirtualAgent, connection: Connection, said: AgentConnected | MemberReported
+    ) -> None:
+        """What an agent says of its members travels to the controller."""
+
+        def take() -> None:
+            if isinstance(said, AgentConnected):
+                self._liveness.expect(said.node, said.incarnation, self._heap.now)
+            self.post(said)
+
+        self._carry(agent, connection, take)
 
     def carry_reports(
         self,

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import msgspec
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 # The phases a generation's worker passes, in order.
 Phase = Literal["fork", "rendezvous", "restore", "first_step"]
@@ -131,7 +131,6 @@ class Hello(Message, frozen=True):
     pid: int
     host: str = "127.0.0.1"  # address of the node on the job network
     version: int = PROTOCOL_VERSION
-    members: tuple[MemberStatus, ...] = ()
 
 
 class Heartbeat(Message, frozen=True):
@@ -141,13 +140,19 @@ class Heartbeat(Message, frozen=True):
     reports: tuple[StepReport, ...] = ()
 
 
+class Members(Message, frozen=True):
+    """Once per connection, after every report that is still to be delivered: all that runs on the node."""
+
+    members: tuple[MemberStatus, ...] = ()
+
+
 class MemberUpdate(Message, frozen=True):
     """The new status of one member."""
 
     member: MemberStatus
 
 
-AgentMessage = Hello | Heartbeat | MemberUpdate
+AgentMessage = Hello | Heartbeat | Members | MemberUpdate
 
 
 # ---------------------------------------------------------------- controller -> agent
