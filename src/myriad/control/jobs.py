@@ -302,12 +302,11 @@ def expire(turn: Turn, job: JobRecord) -> list[str]:
 
 
 def renew_deadlines(turn: Turn) -> None:
-    """The controller was away: whoever was to answer gets the time to reconnect and say so."""
+    """The controller was away, and the clock may have jumped meanwhile: every stage gets its whole time again."""
     for name in turn.state.live:
         job = turn.state.job(name)
         if job.stage_deadline_s is not None:
-            renewed = max(job.stage_deadline_s, turn.now + limits.FENCE_DEADLINE_S)
-            turn.set_job(job, stage_deadline_s=renewed)
+            turn.set_job(job, stage_deadline_s=turn.now + limits.STAGE_DEADLINES_S[job.stage])
 
 
 def deadline(job: JobRecord) -> float | None:

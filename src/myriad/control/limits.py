@@ -14,6 +14,13 @@ STOP_GRACE_S = 5.0
 STORE_DEADLINE_S = 180.0
 # From forking the workers to the first finished step: model build, restore and warm-up included.
 START_DEADLINE_S = 600.0
+# What each stage of a job may take, by the stage's name; "" is a stop.
+STAGE_DEADLINES_S = {
+    "fence": FENCE_DEADLINE_S,
+    "store": STORE_DEADLINE_S,
+    "workers": START_DEADLINE_S,
+    "": STOP_GRACE_S + FENCE_DEADLINE_S,
+}
 # A job without step reports that has run this long has made progress.
 PROGRESS_RUN_S = 60.0
 # Each failure like the one before doubles that, up to 17 hours: a crash every other minute ends some day.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from myriad.control.records import JobRecord, MemberRecord
 from myriad.control.state import State
-from myriad.spec.messages import MemberStatus, WorkerExit
+from myriad.spec.messages import Holding, MemberStatus, WorkerExit
 
 
 def is_lost(state: State, job: str, node: str) -> bool:
@@ -65,12 +65,19 @@ def lost_nodes(state: State, job: JobRecord) -> list[tuple[str, str]]:
 
 
 def held_steps(state: State, job: JobRecord, workers_per_node: int) -> list[frozenset[int]]:
-    """By rank: the steps whose snapshot the rank's node holds."""
+    """By rank: the steps whose snapshot the rank's node holds.
+
+    Only what a node has confirmed with the fence counts. One that comes in now had no rank in this generation: what
+    it said before, perhaps when it had one, it may have dropped since.
+    """
     members = state.members(job.id)
     held: list[frozenset[int]] = []
     for index, node in enumerate(state.allocation(job.id).nodes):
         member = members.get(node)
-        holdings = member.status.holdings if member is not None and member.status is not None else ()
+        if member is None or member.status is None or member.wanted == "prepared":
+            holdings: tuple[Holding, ...] = ()
+        else:
+            holdings = member.status.holdings
         for rank in range(index * workers_per_node, (index + 1) * workers_per_node):
             held.append(frozenset(h.step for h in holdings if h.rank == rank))
     return held
