@@ -191,11 +191,16 @@ def restarts_behind_its_checkpoint(patch: Patch) -> None:
     """Any snapshot that everybody holds is good enough."""
     original = restore.choose
 
-    def choose(held: Sequence[frozenset[int]], step: int | None, generation: int) -> restore.RestorePoint:
+    def choose(
+        held: Sequence[frozenset[int]],
+        copies: Sequence[Mapping[int, str]],
+        step: int | None,
+        generation: int,
+    ) -> restore.RestorePoint:
         common = frozenset.intersection(*held) if held else frozenset()
         if step is not None and (older := [each for each in common if each < step]):
-            return restore.RestorePoint(max(older), 0, ("memory",) * len(held))
-        return original(held, step, generation)
+            return restore.RestorePoint(max(older), 0, ("memory",) * len(held), {})
+        return original(held, copies, step, generation)
 
     patch.setattr(restore, "choose", choose)
 

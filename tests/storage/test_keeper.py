@@ -10,6 +10,7 @@ from storage_faults import sealed_copy
 
 from myriad.spec.messages import Holding
 from myriad.storage.memory.keeper import SnapshotKeeper
+from myriad.storage.memory.retention import Use
 from myriad.storage.memory.snapshot import open_snapshot, write_snapshot
 
 JOB = "job-1"
@@ -17,7 +18,7 @@ JOB = "job-1"
 
 def add(keeper: SnapshotKeeper, step: int, rank: int = 0, durable: bool = False, job: str = JOB) -> None:
     fd, size, crc = write_snapshot({"x": ("uint8", (3,), b"abc")}, step, {"rank": rank})
-    keeper.add(job, rank, step, fd, size, crc, durable)
+    keeper.add(job, rank, step, fd, size, crc, Use(durable))
 
 
 def take(*steps: int, durable: tuple[int, ...] = ()) -> Callable[[SnapshotKeeper], None]:
@@ -101,7 +102,7 @@ def test_a_damaged_snapshot_is_not_reported_and_is_dropped(caplog: pytest.LogCap
     fd, size, crc = write_snapshot({"x": ("uint8", (3,), b"abc")}, 2, {})
     damaged = sealed_copy(fd, flip_bit_at=size // 2)
     os.close(fd)
-    keeper.add(JOB, 0, 2, damaged, size, crc, durable=False)
+    keeper.add(JOB, 0, 2, damaged, size, crc, Use())
     assert keeper.holdings(JOB) == (Holding(0, 1, keeper.bytes_held),)
     assert keeper.fd_for(JOB, 0, 2) is None and "step 2 is damaged" in caplog.text
     keeper.close()

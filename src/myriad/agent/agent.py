@@ -14,19 +14,24 @@ import os
 import signal
 import socket
 import time
+from collections.abc import Coroutine
 from pathlib import Path
+from typing import Any
 
 from myriad.agent import system
+from myriad.agent.copier import Copier
 from myriad.agent.environment import environment
 from myriad.agent.guard import Guard
 from myriad.agent.link import Link
 from myriad.agent.member import Member, Process
 from myriad.agent.orders import Orders
+from myriad.agent.peers import Copy, PeerClient, PeerError, PeerServer
 from myriad.agent.template import TemplateClient
 from myriad.spec.messages import (
     ChildExited,
     Committed,
     ControllerMessage,
+    Copied,
     Failure,
     Forked,
     ForkStore,
@@ -36,6 +41,7 @@ from myriad.spec.messages import (
     Hello,
     Holding,
     MemberStatus,
+    Peer,
     PhaseDone,
     RankPlan,
     ShardsSaved,
@@ -43,10 +49,13 @@ from myriad.spec.messages import (
     StartStore,
     StartWorkers,
     StepDone,
+    StepReport,
     WorkerWelcome,
 )
 from myriad.storage.memory.channel import Channel, ChannelClosed, ChannelError, ChannelGarbled, close_all
 from myriad.storage.memory.keeper import SnapshotKeeper
+from myriad.storage.memory.retention import Use
+from myriad.storage.memory.snapshot import SnapshotCorrupt
 
 # How often a fence looks whether the last grandchild of a killed group is gone.
 FENCE_POLL_S = 0.01
@@ -64,17 +73,20 @@ class Agent:
         self, node: str, incarnation: str, folder: Path, controller_file: Path, token: str, guard: Guard
     ) -> None:
         self._node = node
-        self._incarnation = incarnation
         self._folder = folder
-        self._token = token
         self._guard = guard
         self._orders = Orders(self)
         self._by_pid: dict[int, tuple[Member, Process]] = {}
         self._channels: dict[str, Channel[FromWorker]] = {}  # to workers, by process key
         self._template: TemplateClient | None = None
         self._keeper = SnapshotKeeper()
-        hello = Hello(node=node, incarnation=incarnation, token=token, pid=os.getpid())
+        generation_of = self._orders.generation
+        self._peers = PeerServer("127.0.0.1", token, self._keeper, generation_of, self._deliver)
+        self._client = PeerClient(token)
+        port = self._peers.port
+        hello = Hello(node=node, incarnation=incarnation, token=token, pid=os.getpid(), peer_port=port)
         self._link = Link(controller_file, hello, self._orders.statuses, self._receive)
+        self._copier = Copier(self._client, self._keeper, self._link.undelivered, self._copied)
         self._leaving = asyncio.Event()
         self._background: set[asyncio.Task[None]] = set()
 
@@ -82,7 +94,9 @@ class Agent:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGCHLD, self._reap)
         loop.add_signal_handler(signal.SIGTERM, self._leaving.set)
-        tasks = [asyncio.create_task(self._link.run()), asyncio.create_task(self._watch_absence())]
+        await self._peers.listen()
+        works = (self._link.run(), self._watch_absence(), self._copier.run())
+        tasks = [asyncio.create_task(work) for work in works]
         leaving = asyncio.create_task(self._leaving.wait())
         # The others end only by an error of ours: an agent that listens no more must not live on.
         ended, _ = await asyncio.wait((leaving, *tasks), return_when=asyncio.FIRST_COMPLETED)
@@ -91,6 +105,7 @@ class Agent:
             task.cancel()
         await asyncio.gather(leaving, *tasks, *self._background, return_exceptions=True)
         self._kill_everything()
+        self._peers.close()
         self._keeper.close()
         for task in ended:
             task.result()
@@ -118,6 +133,23 @@ class Agent:
                 with contextlib.suppress(ChannelError):
                     channel.send(Committed(step=step), timeout_s=0)
 
+    def _deliver(self, report: StepReport) -> None:
+        """A report of a node that may be gone."""
+        self._link.report(report)
+
+    def _copied(self, copy: Copy, error: str) -> None:
+        """A copy is made, or will not be: its rank may go on."""
+        member = self._orders.members.get(copy.job)
+        if member is None or member.generation != copy.generation or member.start is None:
+            return
+        member.copy_error = error
+        if not error:
+            self._keeper.keep_ranks(copy.job, member.kept_ranks)
+        channel = self._channels.get(f"{copy.job}/{copy.generation}/{copy.rank}")
+        if channel is not None:
+            with contextlib.suppress(ChannelError):
+                channel.send(Copied(step=copy.step), timeout_s=0)
+
     def holdings(self, job: str) -> tuple[Holding, ...]:
         return self._keeper.holdings(job)
 
@@ -137,7 +169,10 @@ class Agent:
             elif not system.is_zombie_or_gone(process.pid):
                 process.doomed = True
                 system.kill_group(process.pid, number)
-        task = asyncio.create_task(self._await_fence(member, generation, grace_s))
+        self._in_background(self._await_fence(member, generation, grace_s))
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
@@ -191,9 +226,36 @@ class Agent:
         try:
             logs.mkdir(parents=True, exist_ok=True)
             for plan in order.ranks:
-                self._start_worker(member, order, plan, str(logs / f"rank-{plan.rank:05d}.log"))
+                log_path = str(logs / f"rank-{plan.rank:05d}.log")
+                if plan.source is None:
+                    self._start_worker(member, order, plan, log_path)
+                else:
+                    self._in_background(self._fetch_and_start(member, order, plan, plan.source, log_path))
         except OSError as error:
             member.error = f"{error.strerror}: {error.filename or order.job_dir}"
+
+    async def _fetch_and_start(
+        self, member: Member, order: StartWorkers, plan: RankPlan, source: Peer, log_path: str
+    ) -> None:
+        """A worker whose snapshot another node has a copy of."""
+        assert order.restore_step is not None
+        step, error = order.restore_step, ""
+        try:
+            found = await self._client.get(source, order.job, order.generation, plan.rank, step)
+        except (PeerError, SnapshotCorrupt) as reason:
+            error = f"rank {plan.rank} could not get its snapshot of step {step}: {reason}"
+        if member.start is not order:  # fenced meanwhile
+            if not error:
+                os.close(found[0])
+            return
+        if not error:
+            self._keeper.add(order.job, plan.rank, step, *found, Use(peer=True))
+            try:
+                self._start_worker(member, order, plan, log_path)
+            except OSError as reason:
+                error = f"{reason.strerror}: {reason.filename or order.job_dir}"
+        if error:
+            self._orders.start_failed(member, error)
 
     def _start_worker(self, member: Member, order: StartWorkers, plan: RankPlan, log_path: str) -> None:
         key = f"{member.job}/{order.generation}/{plan.rank}"
@@ -222,7 +284,7 @@ class Agent:
 
     def _welcome(self, channel: Channel[FromWorker], order: StartWorkers, plan: RankPlan) -> None:
         fds = []
-        if plan.tier == "memory":
+        if plan.tier in ("memory", "peer"):
             assert order.restore_step is not None
             fd = self._keeper.fd_for(order.job, plan.rank, order.restore_step)
             assert fd is not None, (
@@ -242,6 +304,7 @@ class Agent:
             tier=plan.tier,
             durable_step=order.durable_step,
             durable_generation=order.durable_generation,
+            copies=order.holder is not None,
         )
         channel.send(welcome, fds, timeout_s=0)
 
@@ -317,9 +380,12 @@ class Agent:
                 self._link.report(message.report)
             case SnapshotTaken():
                 (fd,) = fds
-                self._keeper.add(
-                    member.job, process.rank, message.step, fd, message.size, message.crc32, message.durable
-                )
+                use = Use(message.durable, message.peer)
+                self._keeper.add(member.job, process.rank, message.step, fd, message.size, message.crc32, use)
+                holder = member.start.holder if member.start is not None else None
+                if message.peer and holder is not None:
+                    copy = Copy(holder, member.job, process.generation, process.rank, message.step)
+                    self._copier.add(copy)
             case ShardsSaved():
                 self._orders.shards_saved(member, message.shards)
             case Failure():

@@ -71,6 +71,12 @@ class Link:
         if len(self._fresh) > REPORTS_MAX:
             del self._fresh[: len(self._fresh) - REPORTS_MAX]
 
+    def undelivered(self, job: str, rank: int) -> tuple[StepReport, ...]:
+        """A rank's reports that nobody has acknowledged, at most what fits in one heartbeat: the newest."""
+        sent = [report for reports in self._unacknowledged.values() for report in reports]
+        found = [r for r in (*sent, *self._fresh) if r.job == job and r.rank == rank]
+        return tuple(found[-REPORTS_PER_BEAT_MAX:])
+
     def update(self, status: MemberStatus) -> None:
         """Send a member's status now; without a connection the next one begins with it."""
         if self._writer is not None:

@@ -56,12 +56,18 @@ class Member:
     shards: dict[int, ShardSet] = field(default_factory=dict)
     holdings: tuple[Holding, ...] = ()
     error: str = ""
+    copy_error: str = ""  # why the last snapshot has no copy on another node
     next: StartStore | StartWorkers | StopWorkers | None = None
     failed_s: float | None = None  # monotonic: first bad exit
 
     @property
     def ranks(self) -> set[int]:
         return {plan.rank for plan in self.start.ranks} if self.start is not None else set()
+
+    @property
+    def kept_ranks(self) -> set[int]:
+        """Whose snapshots are kept here: the ranks of this node, and those it keeps copies for."""
+        return self.ranks | (set(self.start.wards) if self.start is not None else set())
 
     @property
     def busy(self) -> bool:
@@ -81,6 +87,7 @@ class Member:
         self.exits = []
         self.shards = {}
         self.error = ""
+        self.copy_error = ""
         self.failed_s = None
 
     def pass_phase(self, rank: int, phase: str, now_s: float) -> bool:
@@ -146,4 +153,5 @@ class Member:
             shards=tuple(self.shards[rank] for rank in sorted(self.shards)) if started else (),
             holdings=self.holdings,
             error=self.error,
+            copy_error=self.copy_error,
         )

@@ -75,6 +75,11 @@ class Orders:
         self._shutting_down = False
         self.members: dict[str, Member] = {}
 
+    def generation(self, job: str) -> int:
+        """The generation of a job that this node knows, 0 for a job it has no part in."""
+        member = self.members.get(job)
+        return 0 if member is None else member.generation
+
     def statuses(self) -> tuple[MemberStatus, ...]:
         """All that a hello says."""
         return tuple(member.status() for member in self.members.values() if member.generation)
@@ -183,6 +188,11 @@ class Orders:
         member.state = "started"
         member.holdings = ()
         self._hands.start_workers(member, order)
+        self._tell(member)
+
+    def start_failed(self, member: Member, error: str) -> None:
+        """The agent could not do what :meth:`Hands.start_workers` began."""
+        member.error = error
         self._tell(member)
 
     # ------------------------------------------------------------ what processes say

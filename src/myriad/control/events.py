@@ -30,6 +30,7 @@ class AgentConnected(Event, frozen=True):
     node: str
     incarnation: str
     host: str = "127.0.0.1"
+    peer_port: int = 0
     members: tuple[MemberStatus, ...] = ()
 
 

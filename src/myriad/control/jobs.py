@@ -103,7 +103,7 @@ def grant(turn: Turn, job: JobRecord, placement: Placement) -> None:
         granted_s=turn.now if job.granted_s is None else job.granted_s,
         time_limit_s=limit,
     )
-    point = restore.choose([frozenset()] * world, job.durable_step, job.durable_generation)
+    point = restore.choose([frozenset()] * world, [{}] * world, job.durable_step, job.durable_generation)
     detail = f"starting on {', '.join(placement.nodes)}"
     starting.begin(turn, job, point, turn.now, job.reason, detail)
 

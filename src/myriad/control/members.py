@@ -65,22 +65,35 @@ def lost_nodes(state: State, job: JobRecord) -> list[tuple[str, str]]:
 
 
 def held_steps(state: State, job: JobRecord, workers_per_node: int) -> list[frozenset[int]]:
-    """By rank: the steps whose snapshot the rank's node holds.
-
-    Only what a node has confirmed with the fence counts. One that comes in now had no rank in this generation: what
-    it said before, perhaps when it had one, it may have dropped since.
-    """
+    """By rank: the steps whose snapshot the rank's node holds."""
     members = state.members(job.id)
     held: list[frozenset[int]] = []
     for index, node in enumerate(state.allocation(job.id).nodes):
-        member = members.get(node)
-        if member is None or member.status is None or member.wanted == "prepared":
-            holdings: tuple[Holding, ...] = ()
-        else:
-            holdings = member.status.holdings
+        holdings = _holdings(members.get(node))
         for rank in range(index * workers_per_node, (index + 1) * workers_per_node):
             held.append(frozenset(h.step for h in holdings if h.rank == rank))
     return held
+
+
+def copied_steps(state: State, job: JobRecord, workers_per_node: int) -> list[dict[int, str]]:
+    """By rank: the steps of whose snapshot another node of the job has a copy, and which node."""
+    copies: list[dict[int, str]] = [{} for _ in range(job.world_size)]
+    for index, node in enumerate(state.allocation(job.id).nodes):
+        for holding in _holdings(state.members(job.id).get(node)):
+            if holding.rank // workers_per_node != index and holding.rank < job.world_size:
+                copies[holding.rank][holding.step] = node
+    return copies
+
+
+def _holdings(member: MemberRecord | None) -> tuple[Holding, ...]:
+    """What a node has confirmed with the fence.
+
+    One that comes in now had no rank in this generation: what it said before, perhaps when it had one, it may have
+    dropped since.
+    """
+    if member is None or member.status is None or member.wanted == "prepared":
+        return ()
+    return member.status.holdings
 
 
 def best_step(state: State, job: JobRecord) -> int:

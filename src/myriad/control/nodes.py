@@ -77,7 +77,12 @@ def connected(turn: Turn, event: AgentConnected) -> None:
         node = turn.state.node(event.node)
         if old.state in (NodeState.DRAINING, NodeState.DRAINED):
             node = turn.set_node(node, NodeState.DRAINED, reason=old.reason)
-    joined: dict[str, Any] = {"incarnation": event.incarnation, "host": event.host, "connected": True}
+    joined: dict[str, Any] = {
+        "incarnation": event.incarnation,
+        "host": event.host,
+        "peer_port": event.peer_port,
+        "connected": True,
+    }
     if node.state is NodeState.DOWN:
         turn.set_node(node, NodeState.FREE, suspect=False, reason="", job=None, **joined)
     else:

@@ -62,6 +62,7 @@ class NodeRecord(Record, frozen=True):
     job: str | None = None
     incarnation: str = ""
     host: str = "127.0.0.1"
+    peer_port: int = 0
     connected: bool = False
     expected: bool = True  # an agent was asked for and may join
     suspect: bool = False
@@ -196,6 +197,7 @@ class GenerationRecord(Record, frozen=True):
     restore_step: int | None = None
     restore_generation: int = 0
     tiers: tuple[str, ...] = ()  # by rank
+    sources: dict[int, str] = {}  # rank -> node, of those that restored from a copy
 
     @property
     def key(self) -> str:

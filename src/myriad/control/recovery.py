@@ -204,8 +204,13 @@ def _swap(turn: Turn, job: JobRecord, old: str, new: str, lost: bool) -> None:
 
 def restart(turn: Turn, job: JobRecord, failure: Failure, swaps: dict[str, str]) -> JobRecord:
     """Choose the step and begin the next generation."""
-    held = members.held_steps(turn.state, job, starting.workers_per_node(turn, job.id))
-    point = restore.choose(held, job.durable_step, job.durable_generation)
+    per_node = starting.workers_per_node(turn, job.id)
+    held = members.held_steps(turn.state, job, per_node)
+    copies = members.copied_steps(turn.state, job, per_node)
+    ended = turn.state.generation(job.id, job.generation)
+    if ended.sources and ended.restored_s is None:  # whatever it was, it is not tried twice
+        copies = [{}] * job.world_size
+    point = restore.choose(held, copies, job.durable_step, job.durable_generation)
     taken = "; ".join(f"{new} takes over from {old}" for old, new in swaps.items())
     where = "the beginning" if point.step is None else f"step {point.step}"
     detail = f"{failure.sentence}{'; ' + taken if taken else ''}; restarting from {where}"

@@ -7,16 +7,18 @@ goes out again when an agent reconnects.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
 
 from myriad.control import limits, members
+from myriad.control.holders import holders
 from myriad.control.records import GenerationRecord, JobRecord, MemberRecord, SpecRecord
 from myriad.control.restore import RestorePoint
 from myriad.control.status import JobStatus, Reason
 from myriad.control.turn import Turn
-from myriad.spec.messages import Phase, Prepare, RankPlan, StartStore, StartWorkers, Tier
+from myriad.spec.messages import Peer, Phase, Prepare, RankPlan, StartStore, StartWorkers, Tier
 
 Wanted = Literal["prepared", "store", "started", "stopped"]
 
@@ -76,6 +78,7 @@ def begin(
             restore_step=point.step,
             restore_generation=point.generation,
             tiers=point.tiers,
+            sources=point.sources,
         )
     )
     job = turn.set_job(
@@ -118,9 +121,16 @@ def start_message(turn: Turn, job: JobRecord, node: str) -> StartWorkers:
     assert lead.status is not None and lead.status.store_port
     tiers = record.tiers or ("none",) * job.world_size
     ranks = tuple(
-        RankPlan(rank=rank, local_rank=rank - index * per_node, tier=_TIERS[tiers[rank]])
+        RankPlan(
+            rank=rank,
+            local_rank=rank - index * per_node,
+            tier=_TIERS[tiers[rank]],
+            source=_peer(turn, record.sources[rank]) if rank in record.sources else None,
+        )
         for rank in range(index * per_node, (index + 1) * per_node)
     )
+    held_by = holders_of(turn, job)
+    wards = [place for place, giver in enumerate(allocation.nodes) if held_by.get(giver) == node]
     return StartWorkers(
         job=job.id,
         job_name=job.name,
@@ -137,12 +147,28 @@ def start_message(turn: Turn, job: JobRecord, node: str) -> StartWorkers:
         restore_generation=record.restore_generation,
         durable_step=job.durable_step,
         durable_generation=job.durable_generation,
+        holder=_peer(turn, held_by[node]) if node in held_by else None,
+        wards=tuple(rank for place in wards for rank in range(place * per_node, (place + 1) * per_node)),
     )
+
+
+def holders_of(turn: Turn, job: JobRecord) -> Mapping[str, str]:
+    """Node -> the node that keeps the copies of its snapshots; empty where none are made."""
+    spec = turn.state.spec(job.id)
+    nodes = turn.state.allocation(job.id).nodes
+    if not spec.checkpoint.peer_every_steps:
+        return {}
+    return holders(nodes, turn.fabric.leaf_of, spec.layout, workers_per_node(turn, job.id))
+
+
+def _peer(turn: Turn, node: str) -> Peer:
+    record = turn.state.node(node)
+    return Peer(node, record.host, record.peer_port)
 
 
 # The encoder omits a default by identity, so that a tier read back from the journal must become the
 # very constant again: a replay yields the same bytes.
-_TIERS: dict[str, Tier] = {"none": "none", "memory": "memory", "durable": "durable"}
+_TIERS: dict[str, Tier] = {"none": "none", "memory": "memory", "peer": "peer", "durable": "durable"}
 
 
 def note_phases(turn: Turn, job: JobRecord) -> JobRecord:

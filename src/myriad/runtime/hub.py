@@ -147,6 +147,7 @@ class Hub:
                             node=hello.node,
                             incarnation=hello.incarnation,
                             host=hello.host,
+                            peer_port=hello.peer_port,
                             members=message.members,
                         )
                     )

@@ -22,13 +22,15 @@ from myriad.spec.messages import (
     Failure,
     Holding,
     MemberStatus,
+    Peer,
     Phase,
+    RankPlan,
     ShardSet,
     StartStore,
     StartWorkers,
     StepReport,
 )
-from myriad.storage.memory.retention import kept_steps
+from myriad.storage.memory.retention import Use, kept_steps
 
 if TYPE_CHECKING:
     from myriad.simulator.cluster import VirtualCluster, VirtualNode
@@ -39,6 +41,7 @@ TEMPLATE_S = 2.0  # the first time; forks take FORK_S
 FORK_S = 0.02
 KILL_S = 0.02  # from a SIGKILL until the process is gone
 SNAPSHOT_BYTES = 1
+COPY_S = 0.3  # a snapshot's way to another node
 STORE_PORT = 29500
 ABSENCE_LOOK_S = 5.0
 
@@ -53,8 +56,9 @@ class VirtualAgent:
         self._skew = 1.0 + cluster.scenario.skew * self._noise.uniform(-1, 1)
         self._todo: deque[Callable[[], None]] = deque()
         self._template = False
-        self._held: dict[str, dict[int, dict[int, bool]]] = {}  # job -> rank -> step -> durable
+        self._held: dict[str, dict[int, dict[int, Use]]] = {}  # job -> rank -> step
         self._durable: dict[str, int] = {}
+        self._carried: dict[tuple[str, int, int], list[StepReport]] = {}  # beside copies for other nodes
         self._fresh: list[StepReport] = []
         self._unacknowledged: list[StepReport] = []
         self._away_since_s: float | None = self.clock()
@@ -238,16 +242,35 @@ class VirtualAgent:
             self._drop_newer(order.job, order.restore_step)
         if order.durable_step is not None:
             self._mark_durable(order.job, order.durable_step)
-        torch = order.spec.get("model") is not None
         for plan in order.ranks:
-            key = f"{order.job}/{order.generation}/{plan.rank}"
-            if plan.tier == "memory":
-                held = self._held.get(order.job, {}).get(plan.rank, {})
-                assert order.restore_step in held, f"{key}: its snapshot of {order.restore_step} is gone"
-            process = Process(key, order.generation, plan.rank, from_template=torch)
-            member.processes[key] = process
-            worker = Worker(self, process, order, plan)
-            self.local(partial(self._born, member, worker), self._fork_s(torch))
+            if plan.source is None:
+                self._start_worker(member, order, plan)
+            else:
+                self.local(partial(self._fetched, member, order, plan, plan.source), self._copy_s())
+
+    def _fetched(self, member: Member, order: StartWorkers, plan: RankPlan, source: Peer) -> None:
+        """The time that a copy takes to come has passed."""
+        assert order.restore_step is not None
+        if member.start is not order:
+            return
+        if not self._cluster.give_copy(source.node, order, plan.rank):
+            self.orders.start_failed(
+                member, f"rank {plan.rank} could not get its snapshot from {source.node}"
+            )
+            return
+        self._keep(order.job, plan.rank, order.restore_step, Use(peer=True))
+        self._start_worker(member, order, plan)
+
+    def _start_worker(self, member: Member, order: StartWorkers, plan: RankPlan) -> None:
+        key = f"{order.job}/{order.generation}/{plan.rank}"
+        if plan.tier in ("memory", "peer"):
+            held = self._held.get(order.job, {}).get(plan.rank, {})
+            assert order.restore_step in held, f"{key}: its snapshot of {order.restore_step} is gone"
+        torch = order.spec.get("model") is not None
+        process = Process(key, order.generation, plan.rank, from_template=torch)
+        member.processes[key] = process
+        worker = Worker(self, process, order, plan)
+        self.local(partial(self._born, member, worker), self._fork_s(torch))
 
     def _born(self, member: Member, worker: Worker) -> None:
         process = worker.process
@@ -322,12 +345,58 @@ class VirtualAgent:
 
         self.heard(worker, take)
 
-    def snapshot_taken(self, worker: Worker, step: int, durable: bool) -> None:
+    def snapshot_taken(self, worker: Worker, step: int, use: Use) -> None:
         def take(member: Member) -> None:
-            self._held.setdefault(worker.job, {}).setdefault(worker.rank, {})[step] = durable
-            self._trim(worker.job)
+            self._keep(worker.job, worker.rank, step, use)
+            if use.peer:
+                self._cluster.heap.after(self._copy_s(), lambda: self._copy(worker, step))
 
         self.heard(worker, take)
+
+    def _copy(self, worker: Worker, step: int) -> None:
+        """The time that a copy takes has passed: the holder has it, if it is there and of the same generation."""
+        holder = worker.order.holder
+        assert holder is not None
+        made = self.alive and step in self._held.get(worker.job, {}).get(worker.rank, {})
+        waiting = [*self._unacknowledged, *self._fresh]
+        reports = [r for r in waiting if (r.job, r.rank) == (worker.job, worker.rank)]
+        made = made and self._cluster.take_copy(holder.node, worker, step, reports)
+
+        def take(member: Member) -> None:
+            if made and member.start is not None:
+                self._held[worker.job] = {
+                    rank: steps
+                    for rank, steps in self._held.get(worker.job, {}).items()
+                    if rank in member.kept_ranks
+                }
+            worker.copied_step = step
+
+        self.heard(worker, take)
+
+    def take_copy(self, worker: Worker, step: int, reports: list[StepReport]) -> bool:
+        """Keep a copy for another node's worker, unless its generation is not the one known here."""
+        if self.stopped_until > self._heap.now or self.orders.generation(worker.job) != worker.generation:
+            return False
+        self._keep(worker.job, worker.rank, step, Use(peer=True))
+        self._carried[worker.job, worker.rank, step] = reports
+        return True
+
+    def give_copy(self, job: str, generation: int, rank: int, step: int) -> bool:
+        """Give a copy to a node that starts ``generation``, if it is here; its reports are delivered from here."""
+        if self.stopped_until > self._heap.now or self.orders.generation(job) > generation:
+            return False
+        if step not in self._held.get(job, {}).get(rank, {}):
+            return False
+        for report in self._carried.pop((job, rank, step), ()):
+            self.report(report)
+        return True
+
+    def _copy_s(self) -> float:
+        return COPY_S * self._noise.uniform(0.2, 3.0)
+
+    def _keep(self, job: str, rank: int, step: int, use: Use) -> None:
+        self._held.setdefault(job, {}).setdefault(rank, {})[step] = use
+        self._trim(job)
 
     def shards_saved(self, worker: Worker, step: int) -> None:
         shards = ShardSet(rank=worker.rank, step=step, seconds=0.1, files=())

@@ -24,7 +24,7 @@ from myriad.simulator.scenario import JobPlan, Scenario
 from myriad.simulator.storage import SharedStorage
 from myriad.simulator.training import Runs, Worker
 from myriad.spec.cluster import ClusterSpec
-from myriad.spec.messages import StepReport
+from myriad.spec.messages import StartWorkers, StepReport
 
 HEARTBEAT_S = 0.5
 EVENTS_MAX = 5_000  # ten times what the longest of 2,000 schedules needs
@@ -173,6 +173,20 @@ class VirtualCluster:
 
     def living_workers(self) -> list[Worker]:
         return [worker for node in self.nodes.values() for worker in node.workers]
+
+    def take_copy(self, holder: str, worker: Worker, step: int, reports: list[StepReport]) -> bool:
+        """Give a snapshot's copy to the agent of ``holder``; whether it has it now."""
+        agent = self.agent_of(holder)
+        return agent is not None and agent.take_copy(worker, step, reports)
+
+    def give_copy(self, source: str, order: StartWorkers, rank: int) -> bool:
+        """Whether the agent of ``source`` gives ``rank`` the copy that ``order`` wants restored."""
+        agent, step = self.agent_of(source), order.restore_step
+        return (
+            agent is not None
+            and step is not None
+            and agent.give_copy(order.job, order.generation, rank, step)
+        )
 
     def check_restore(self, worker: Worker) -> None:
         self.checks.worker_restores(worker)

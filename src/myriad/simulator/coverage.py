@@ -1,4 +1,4 @@
-"""What a run, or many, have visited of what the controller can do: edges, reasons, events and commands."""
+"""What a run, or many, have visited of what the controller can do: edges, reasons, tiers, events and commands."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from myriad.cluster.state import NODE_EDGES, NodeState
 from myriad.control.commands import AgentCommand, InjectFault, StartAgent, ToAgent
 from myriad.control.events import AnyEvent
 from myriad.control.journal import Entry
-from myriad.control.records import JobRecord, NodeRecord
+from myriad.control.records import GenerationRecord, JobRecord, NodeRecord
 from myriad.control.state import State
 from myriad.control.status import EDGES, STATUS_OF, JobStatus, Reason
+from myriad.spec.messages import Tier
 
 # Everything that the controller can reach, from the tables that it asserts and the types it may use.
 REACHABLE: dict[str, tuple[str, ...]] = {
@@ -19,6 +20,7 @@ REACHABLE: dict[str, tuple[str, ...]] = {
     "job reasons": tuple(sorted(STATUS_OF)),
     "node transitions": tuple(sorted(f"{old} -> {new}" for old, new in NODE_EDGES)),
     "events": tuple(sorted(kind.__name__ for kind in get_args(AnyEvent))),
+    "restore tiers": tuple(sorted(get_args(Tier))),
     "commands": tuple(sorted(kind.__name__ for kind in (*get_args(AgentCommand), StartAgent, InjectFault))),
 }
 
@@ -37,6 +39,9 @@ class Coverage:
         for change in entry.changes:
             if isinstance(change, JobRecord):
                 self._job(change)
+            elif isinstance(change, GenerationRecord) and change.restored_s == entry.now:
+                for tier in change.tiers:
+                    visits["restore tiers", tier] += 1
             elif isinstance(change, NodeRecord):
                 old = self._nodes.get(change.name)
                 self._nodes[change.name] = change.state

@@ -105,4 +105,5 @@ def _job(source: random.Random, nodes: int, until: float) -> JobPlan:
         time_limit_s=source.choice((None, None, None, 5.0, 40.0)),
         fails_at=source.randint(1, steps) if source.random() < 0.15 else None,
         fails_with=source.choice((3, 3, -9)),
+        peer_every=source.choice((0, 1, 2, 5)),
     )

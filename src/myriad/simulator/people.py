@@ -127,7 +127,11 @@ def job_spec(name: str, plan: JobPlan, accelerators: int) -> dict[str, Any]:
             "layout": {"dp_replicate": ranks},
             "data": {"path": "/data/text", "sequence_length": 16, "global_batch": ranks},
             "optimizer": {"steps": plan.steps, "learning_rate": 1e-3},
-            "checkpoint": {"every_steps": plan.save_every, "snapshot_every_steps": plan.snapshot_every},
+            "checkpoint": {
+                "every_steps": plan.save_every,
+                "snapshot_every_steps": plan.snapshot_every,
+                "peer_every_steps": plan.peer_every,
+            },
         }
     else:
         keys["command"] = "true"

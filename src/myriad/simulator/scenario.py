@@ -75,6 +75,7 @@ class JobPlan(msgspec.Struct, frozen=True, omit_defaults=True):
     step_s: float = 0.5
     snapshot_every: int = 1
     save_every: int = 5
+    peer_every: int = 0
     time_limit_s: float | None = None
     fails_at: int | None = None
     fails_with: int = 3

@@ -107,6 +107,7 @@ def _simpler_job(job: JobPlan) -> Iterator[JobPlan]:
         "step_s",
         "snapshot_every",
         "save_every",
+        "peer_every",
         "time_limit_s",
     ):
         value = 1 if field == "nodes" else getattr(plain, field)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from myriad.agent.member import Process
 from myriad.simulator.scenario import JobPlan
 from myriad.spec.messages import Failure, RankPlan, StartWorkers, StepReport
+from myriad.storage.memory.retention import Use
 
 if TYPE_CHECKING:
     from myriad.simulator.agent import VirtualAgent
@@ -26,6 +27,7 @@ RENDEZVOUS_DEADLINE_S = 120.0
 SAVE_S = 0.05
 SAVE_SLOW_S = 20.0
 COMMIT_DEADLINE_S = 60.0  # for the commit of the last checkpoint
+COPY_LOOK_S = 0.05  # between two looks at whether a copy is made
 PEER_LOST_S = 0.05  # until a rank notices that another has gone
 
 
@@ -45,6 +47,7 @@ class Worker:
         self.ended = False
         self.stopped_until = 0.0
         self.committed_step = order.durable_step
+        self.peer_step = self.copied_step = 0
 
     def end(self, code: int) -> None:
         """The process is gone; its agent notices a moment later."""
@@ -153,6 +156,9 @@ class Run:
 
     def _step(self) -> None:
         step = self.workers[0].step + 1
+        if self._is_peer(step) and any(w.copied_step < w.peer_step for w in self.workers.values()):
+            self._later(COPY_LOOK_S, self._step)
+            return
         if step == self._plan.fails_at:
             self._fails_by_itself(self.workers[0])
             self._heap.after(PEER_LOST_S, self._peer_lost)
@@ -223,10 +229,17 @@ class Run:
         self._next()
 
     def _hand_over(self, worker: Worker, step: int, durable: bool) -> None:
-        if durable or step % self._plan.snapshot_every == 0:
-            worker.agent.snapshot_taken(worker, step, durable)
+        peer = self._is_peer(step)
+        if durable or peer or step % self._plan.snapshot_every == 0:
+            worker.peer_step = step if peer else worker.peer_step
+            worker.agent.snapshot_taken(worker, step, Use(durable, peer))
         if durable:
             worker.agent.shards_saved(worker, step)
+
+    def _is_peer(self, step: int) -> bool:
+        """Snapshots of this step are copied; the ranks wait there for the copy of the one before."""
+        every = self._plan.peer_every
+        return every > 0 and step % every == 0 and self.workers[0].order.holder is not None
 
     def _report(self, worker: Worker, step: int, wall_s: float) -> StepReport:
         return StepReport(

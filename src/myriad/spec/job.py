@@ -208,12 +208,13 @@ class OptimizerSpec(Spec):
 
 
 class CheckpointSpec(Spec):
-    """Steps between durable checkpoints and between memory snapshots. ``directory`` None: in the job's
-    folder."""
+    """Steps between durable checkpoints, memory snapshots, and those that are copied to another node's memory
+    (``peer_every_steps`` 0: none). ``directory`` None: in the job's folder."""
 
     directory: Path | None = None
     every_steps: Count = 100
     snapshot_every_steps: Count = 1
+    peer_every_steps: CountOrZero = 10
     keep: Count = 2
 
 

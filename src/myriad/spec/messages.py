@@ -16,13 +16,13 @@ from typing import Any, Literal
 
 import msgspec
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 
 # The phases a generation's worker passes, in order.
 Phase = Literal["fork", "rendezvous", "restore", "first_step"]
 PHASES: tuple[Phase, ...] = ("fork", "rendezvous", "restore", "first_step")
 
-Tier = Literal["none", "memory", "durable"]
+Tier = Literal["none", "memory", "peer", "durable"]
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, kw_only=True, omit_defaults=True):
@@ -46,6 +46,14 @@ class Holding(msgspec.Struct, frozen=True, array_like=True):
     rank: int
     step: int
     size: int
+
+
+class Peer(msgspec.Struct, frozen=True, array_like=True):
+    """Where another node's agent gives and takes copies of snapshots."""
+
+    node: str
+    host: str
+    port: int
 
 
 class WorkerExit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -117,6 +125,7 @@ class MemberStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     shards: tuple[ShardSet, ...] = ()  # of the newest durable step not known to be committed
     holdings: tuple[Holding, ...] = ()
     error: str = ""  # why the agent itself could not do what was asked (one sentence)
+    copy_error: str = ""  # why the last snapshot was not copied to a peer
 
 
 # ---------------------------------------------------------------- agent -> controller
@@ -130,6 +139,7 @@ class Hello(Message, frozen=True):
     token: str
     pid: int
     host: str = "127.0.0.1"  # address of the node on the job network
+    peer_port: int = 0  # where its agent gives and takes copies of snapshots; 0: nowhere
     version: int = PROTOCOL_VERSION
 
 
@@ -195,6 +205,7 @@ class RankPlan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     rank: int
     local_rank: int
     tier: Tier = "none"
+    source: Peer | None = None  # who has the copy, for the tier ``peer``
 
 
 class StartWorkers(Message, frozen=True):
@@ -215,6 +226,8 @@ class StartWorkers(Message, frozen=True):
     restore_generation: int = 0  # of the durable checkpoint directory, when any rank reads it
     durable_step: int | None = None  # newest committed durable step (its snapshot is kept)
     durable_generation: int = 0  # of its directory
+    holder: Peer | None = None  # who keeps the copies of this node's snapshots
+    wards: tuple[int, ...] = ()  # ranks elsewhere whose copies this node keeps
 
 
 class StopWorkers(Message, frozen=True):
@@ -279,10 +292,17 @@ class WorkerWelcome(Message, frozen=True):
     tier: Tier
     durable_step: int | None
     durable_generation: int = 0
+    copies: bool = False  # snapshots of peer steps are copied to another node
 
 
 class Committed(Message, frozen=True):
     """The durable checkpoint of ``step`` is committed; rank 0 now writes its marker."""
+
+    step: int
+
+
+class Copied(Message, frozen=True):
+    """The snapshot of ``step`` has a copy on another node, or will not get one."""
 
     step: int
 
@@ -296,12 +316,14 @@ class StepDone(Message, frozen=True):
 
 
 class SnapshotTaken(Message, frozen=True):
-    """A memory snapshot; its sealed memfd rides along. ``durable`` keeps it beyond newer ones."""
+    """A memory snapshot; its sealed memfd rides along. ``durable`` and ``peer`` keep it beyond newer ones;
+    ``peer`` has it copied."""
 
     step: int
     size: int
     crc32: int
     durable: bool = False
+    peer: bool = False
 
 
 class ShardsSaved(Message, frozen=True):
@@ -316,7 +338,7 @@ class Failure(Message, frozen=True):
     step: int | None = None
 
 
-ToWorker = WorkerWelcome | Committed
+ToWorker = WorkerWelcome | Committed | Copied
 FromWorker = PhaseDone | StepDone | SnapshotTaken | ShardsSaved | Failure
 
 

@@ -50,6 +50,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from myriad.spec.messages import (
     Committed,
+    Copied,
     FromWorker,
     Phase,
     PhaseDone,
@@ -76,6 +77,7 @@ from myriad.training.state import (
 CHANNEL_VARIABLE = "MYRIAD_CHANNEL_FD"
 WELCOME_TIMEOUT_S = 60.0  # the agent sends it right after the fork
 COMMIT_TIMEOUT_S = 60.0  # for the controller to journal the last checkpoint
+COPY_TIMEOUT_S = 120.0  # for the agent to copy a snapshot to a peer, or to give up
 
 
 # What was saved, and the files beside the message.
@@ -93,6 +95,7 @@ class Policy:
     directory: Path
     every_steps: int = 100
     snapshot_every_steps: int = 1
+    peer_every_steps: int = 10
     keep: int = 2
     last_step: int | None = None
     layout: Mapping[str, Any] = field(default_factory=dict)
@@ -147,6 +150,9 @@ class Session:
         self._policy = Policy(Path(welcome.job_dir) / "checkpoints")
         self._capture: Callable[[], State] | None = None
         self._saved_step = self._committed_step = welcome.durable_step
+        self._peer_step = self._copied_step = (
+            0  # the last one handed over to be copied, and the last one that was
+        )
         self._unmarked: set[int] = set()  # steps this generation has saved and nobody has confirmed
         self._group: dist.ProcessGroup | None = None
         self._first = True
@@ -246,7 +252,7 @@ class Session:
         assert step is not None
         rng = torch.get_rng_state()
         whole = {**state, f"rng.{self.welcome.rank}": rng}
-        if self.welcome.tier != "memory" or not self._load_memory(step, whole):
+        if not self._memory or not self._load_memory(step, whole):
             self._load_durable(step, state, whole)
         torch.set_rng_state(rng)
         return step
@@ -295,16 +301,37 @@ class Session:
     def _save_due(self, step: int) -> list[Saved]:
         policy = self._policy
         durable = step % policy.every_steps == 0 or step == policy.last_step
-        if durable or step % policy.snapshot_every_steps == 0:
-            return self._save(step, durable)
+        every = policy.peer_every_steps if self.welcome.copies else 0
+        peer = every > 0 and step % every == 0
+        if peer:
+            self._wait_for_copy()
+        if durable or peer or step % policy.snapshot_every_steps == 0:
+            return self._save(step, durable, peer)
         return []
 
-    def _save(self, step: int, durable: bool) -> list[Saved]:
+    def _wait_for_copy(self) -> None:
+        """Until the copy of the last peer step is made: a node's copies are never more than one step behind its ranks."""
+        assert self._channel is not None
+        deadline = time.monotonic() + COPY_TIMEOUT_S
+        while self._copied_step < self._peer_step:
+            try:
+                message, _ = self._channel.recv(max(0.0, deadline - time.monotonic()))
+            except ChannelTimeout:
+                print(
+                    f"the copy of step {self._peer_step} was not made within {COPY_TIMEOUT_S:g} s",
+                    file=sys.stderr,
+                )
+                return
+            self._accept(message)
+
+    def _save(self, step: int, durable: bool, peer: bool = False) -> list[Saved]:
         """A memory snapshot, and the durable checkpoint of the same bytes where asked; to be handed over."""
         assert self._capture is not None, "restore() comes before the first step"
         state = {**self._capture(), f"rng.{self.welcome.rank}": torch.get_rng_state()}
         fd, size, crc32 = write_snapshot(snapshot_entries(state), step, {}, position=self.position)
-        saved: list[Saved] = [(SnapshotTaken(step=step, size=size, crc32=crc32, durable=durable), (fd,))]
+        taken = SnapshotTaken(step=step, size=size, crc32=crc32, durable=durable, peer=peer)
+        saved: list[Saved] = [(taken, (fd,))]
+        self._peer_step = step if peer else self._peer_step
         try:
             if durable:
                 saved.append((self._save_durable(step, state), ()))
@@ -346,7 +373,10 @@ class Session:
             self._accept(received[0])
 
     def _accept(self, message: ToWorker) -> None:
-        """The controller has journaled a checkpoint: the first rank marks it and removes old ones."""
+        """A copy is made, or the controller has journaled a checkpoint: the first rank marks it and removes old ones."""
+        if isinstance(message, Copied):
+            self._copied_step = message.step
+            return
         assert isinstance(message, Committed), message
         self._committed_step = message.step
         if self.welcome.rank != 0 or message.step not in self._unmarked:
@@ -390,6 +420,7 @@ def start(
     *,
     checkpoint_every_steps: int = 100,
     snapshot_every_steps: int = 1,
+    peer_every_steps: int = 10,
     directory: str | os.PathLike[str] | None = None,
     keep: int = 2,
 ) -> Session:
@@ -402,7 +433,7 @@ def start(
         return Session(None, _nobody(), [])
     session = connect(Channel.from_fd(int(number), ToWorker))
     place = Path(directory) if directory is not None else Path(session.welcome.job_dir) / "checkpoints"
-    session.follow(Policy(place, checkpoint_every_steps, snapshot_every_steps, keep, steps))
+    session.follow(Policy(place, checkpoint_every_steps, snapshot_every_steps, peer_every_steps, keep, steps))
     return session
 
 

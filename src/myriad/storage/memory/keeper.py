@@ -2,8 +2,8 @@
 
 Per (job, rank) it keeps the two newest (the older one is whole even while a rank dies in mid-step), the
 one of the last durable step (when a node is lost, the survivors restart from it while the newcomer reads
-storage) and those whose durable checkpoint is still being committed. All else is closed at once, so host
-memory is bounded by five snapshots a rank, and it is three outside a commit.
+storage), those whose durable checkpoint is still being committed, and the three newest that are copied to
+another node. The copies it keeps for that other node's ranks follow the same rule. All else is closed at once.
 
 A snapshot is read and checked once, when it is first reported (about 1 s for 2 GB); being sealed it
 cannot change afterwards by anybody's doing, and its reader checks it once more before use.
@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from myriad.spec.messages import Holding
-from myriad.storage.memory.retention import kept_steps
+from myriad.storage.memory.retention import Use, kept_steps
 from myriad.storage.memory.snapshot import verify
 
 _log = logging.getLogger(__name__)
@@ -27,7 +28,7 @@ class _Held:
     fd: int
     size: int
     crc32: int
-    durable: bool
+    use: Use
     verified: bool = False
 
 
@@ -39,11 +40,11 @@ class SnapshotKeeper:
         self._durable_step: dict[str, int] = {}  # job -> last committed durable step
         self.bytes_held = 0
 
-    def add(self, job: str, rank: int, step: int, fd: int, size: int, crc32: int, durable: bool) -> None:
+    def add(self, job: str, rank: int, step: int, fd: int, size: int, crc32: int, use: Use) -> None:
         """Take over ``fd``; a step taken again (re-executed after a restart) replaces the older one."""
         steps = self._held.setdefault(job, {}).setdefault(rank, {})
         self._close(steps, step)
-        steps[step] = _Held(fd, size, crc32, durable)
+        steps[step] = _Held(fd, size, crc32, use)
         self.bytes_held += size
         self._trim(job)
 
@@ -70,6 +71,21 @@ class SnapshotKeeper:
         held = self._held.get(job, {}).get(rank, {}).get(step)
         return None if held is None else held.fd
 
+    def holds(self, job: str, rank: int, step: int) -> bool:
+        return step in self._held.get(job, {}).get(rank, {})
+
+    def duplicate(self, job: str, rank: int, step: int) -> tuple[int, int, int] | None:
+        """(fd of the caller's own, bytes, CRC-32) of a snapshot, or None where it is not held."""
+        held = self._held.get(job, {}).get(rank, {}).get(step)
+        return None if held is None else (os.dup(held.fd), held.size, held.crc32)
+
+    def keep_ranks(self, job: str, ranks: Collection[int]) -> None:
+        """Drop what is held for other ranks of the job: their copies are kept elsewhere now."""
+        for rank in [each for each in self._held.get(job, {}) if each not in ranks]:
+            steps = self._held[job].pop(rank)
+            for step in list(steps):
+                self._close(steps, step)
+
     def drop_newer(self, job: str, step: int) -> None:
         """After a restart from ``step``: whatever the abandoned timeline took beyond it must go."""
         for steps in self._held.get(job, {}).values():
@@ -92,7 +108,7 @@ class SnapshotKeeper:
     def _trim(self, job: str) -> None:
         durable_step = self._durable_step.get(job, -1)
         for steps in self._held.get(job, {}).values():
-            kept = kept_steps({step: held.durable for step, held in steps.items()}, durable_step)
+            kept = kept_steps({step: held.use for step, held in steps.items()}, durable_step)
             for step in [each for each in steps if each not in kept]:
                 self._close(steps, step)
 

@@ -147,6 +147,46 @@ def open_snapshot(fd: int, crc32: int | None = None) -> Snapshot:
     return Snapshot(header.step, header.position, header.meta, header.entries, size, stored, mapped)
 
 
+class Incoming:
+    """A snapshot of ``size`` bytes that arrives in pieces, written to a memfd and checksummed on the way."""
+
+    def __init__(self, size: int, crc32: int) -> None:
+        self._size, self._crc32 = size, crc32
+        self._crc = 0
+        self._got = 0
+        self._fd = os.memfd_create("myriad-copy", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+
+    @property
+    def missing(self) -> int:
+        """Bytes still to come."""
+        return self._size - self._got
+
+    def feed(self, piece: bytes) -> None:
+        """Take the next bytes, at most ``missing``."""
+        assert len(piece) <= self.missing, (len(piece), self.missing)
+        body = max(0, self._size - _TRAILER.size - self._got)
+        self._crc = zlib.crc32(memoryview(piece)[:body], self._crc)
+        written = 0
+        while written < len(piece):
+            written += os.pwrite(self._fd, memoryview(piece)[written:], self._got + written)
+        self._got += len(piece)
+
+    def seal(self) -> int:
+        """The whole snapshot's fd, the caller's from now on. Raises SnapshotCorrupt."""
+        trailer = os.pread(self._fd, _TRAILER.size, max(0, self._size - _TRAILER.size))
+        if self.missing or self._crc != self._crc32 or trailer != _TRAILER.pack(self._crc):
+            raise SnapshotCorrupt(f"a copy of {self._size} bytes fails its checksum")
+        fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, SEALS)
+        fd, self._fd = self._fd, -1
+        return fd
+
+    def close(self) -> None:
+        """Give up what has arrived, unless it was sealed."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
 def verify(fd: int, size: int, crc32: int) -> bool:
     """Whether ``fd`` is a sealed snapshot of exactly these bytes. Reads all of it: about 1 s a GB."""
     return os.fstat(fd).st_size == size and _sealed(fd) and _checksum(fd, size) == crc32
