@@ -33,6 +33,7 @@ Trade-off: snapshots and checkpoints block the loop: about 1 s a GB of a rank's 
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 import time
@@ -66,6 +67,7 @@ from myriad.storage.memory.channel import Channel, ChannelTimeout
 from myriad.storage.memory.snapshot import SnapshotCorrupt, open_snapshot, write_snapshot
 from myriad.training import commtime
 from myriad.training.clock import Lap, StepClock
+from myriad.training.leaving import wait_for_rest
 from myriad.training.state import (
     State,
     copy_from_snapshot,
@@ -431,6 +433,7 @@ def start(
     number = os.environ.pop(CHANNEL_VARIABLE, None)  # popped: a child of ours must not speak for us
     if number is None:
         return Session(None, _nobody(), [])
+    atexit.register(wait_for_rest)  # before anything the program registers itself, so it runs after that
     session = connect(Channel.from_fd(int(number), ToWorker))
     place = Path(directory) if directory is not None else Path(session.welcome.job_dir) / "checkpoints"
     session.follow(Policy(place, checkpoint_every_steps, snapshot_every_steps, peer_every_steps, keep, steps))
