@@ -28,7 +28,7 @@ def test_schedules_that_hold(capsys: pytest.CaptureFixture[str]) -> None:
     assert columns.split() == ["visited", "of", "not", "visited"]
     counts = {line[:16].strip(): [int(n) for n in re.findall(r"\b\d+\b", line)[:2]] for line in families}
     assert counts["job reasons"][1] == len(STATUS_OF)
-    assert all(visited <= of for visited, of in counts.values()) and len(counts) == 5
+    assert all(visited <= of for visited, of in counts.values()) and len(counts) == 6
 
 
 def test_processes_share_the_seeds(capsys: pytest.CaptureFixture[str]) -> None:

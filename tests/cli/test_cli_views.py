@@ -71,6 +71,7 @@ def test_show(capsys: pytest.CaptureFixture[str]) -> None:
         "run time: TIME",
         "progress: step 4 of 6, loss 4.6000, 32 tokens/s",
         "checkpoint: step 2 is durable",
+        "copies: every 10 steps; of 2 nodes 0 have theirs in another leaf, 0 of them outside their groups",
         "restarts: 1",
         "lost: n1",
         "",

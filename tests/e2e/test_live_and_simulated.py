@@ -55,6 +55,7 @@ PLAN = JobPlan(
     steps=STEPS,
     snapshot_every=SNAPSHOT_EVERY,
     save_every=SAVE_EVERY,
+    peer_every=SNAPSHOT_EVERY,
 )
 VIRTUAL_DEADLINE_S = 1000.0
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
+import signal
 from pathlib import Path
 
 import pytest
@@ -46,3 +48,28 @@ def test_two_replicas(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_three_dimensions(tmp_path: Path) -> None:
     story(tmp_path, THREE_DIMENSIONS, 20, [0, 1 + SEED % 3], SEED)
+
+
+@pytest.mark.slow
+def test_a_node_and_its_holder(tmp_path: Path) -> None:
+    """Both at once: nobody has the state in memory, and the job goes back to the durable checkpoint by itself."""
+    spec = tiny_job(dataset(tmp_path), 2, TWO_REPLICAS, 250, spares=2)
+    spec["checkpoint"]["peer_every_steps"] = 2
+    fault = drawn(random.Random(SEED), spec, "kill-node", node=0)
+    with cluster_up(tmp_path, cluster_of(nodes=4, accelerators=1, leaves=2)) as state:
+        site = Site(tmp_path, state)
+        reference = site.submit(spec)
+        assert site.until_end(reference).status == "SUCCEEDED", site.job(reference)
+        job = site.submit(spec)
+        site.until_step(job, fault.step)
+        victims = json.loads(site.run("show", job, "--json"))["members"]
+        agents = [json.loads((state / "nodes" / each["node"] / "agent.json").read_text()) for each in victims]
+        for agent in agents:
+            os.kill(agent["pid"], signal.SIGKILL)  # its guard ends the workers
+        assert site.until_end(job).status == "SUCCEEDED", site.job(job)
+        found = site.report(job, reference)
+        assert found["losses"] == found["reference_losses"], fault
+        assert site.result(job)["final_sha256"] == site.result(reference)["final_sha256"], fault
+        last = found["recoveries"][-1]
+        assert last["restore_step"] % spec["checkpoint"]["every_steps"] == 0, last
+        assert "peer" not in last["tier_counts"] and last["tier_counts"]["durable"] >= 1, last

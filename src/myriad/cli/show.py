@@ -54,6 +54,7 @@ def _facts(view: dict[str, Any]) -> list[tuple[str, str | None]]:
         ("exit code", None if code is None else str(code)),
         ("progress", progress_line(view).partition(": ")[2] if view["progress"]["step"] else None),
         ("checkpoint", None if durable is None else f"step {durable} is durable"),
+        ("copies", view["copies"]),
         ("restarts", str(view["restarts"]) if view["restarts"] else None),
         ("spares", ", ".join(view["spares"])),
         ("lost", ", ".join(view["lost"])),

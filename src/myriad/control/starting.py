@@ -13,11 +13,12 @@ from typing import Literal
 import msgspec
 
 from myriad.control import limits, members
-from myriad.control.holders import holders
+from myriad.control.copies import copy_plan
 from myriad.control.records import GenerationRecord, JobRecord, MemberRecord, SpecRecord
 from myriad.control.restore import RestorePoint
 from myriad.control.status import JobStatus, Reason
 from myriad.control.turn import Turn
+from myriad.spec.cluster import NodeType
 from myriad.spec.messages import Peer, Phase, Prepare, RankPlan, StartStore, StartWorkers, Tier
 
 Wanted = Literal["prepared", "store", "started", "stopped"]
@@ -129,7 +130,7 @@ def start_message(turn: Turn, job: JobRecord, node: str) -> StartWorkers:
         )
         for rank in range(index * per_node, (index + 1) * per_node)
     )
-    held_by = holders_of(turn, job)
+    held_by = _holders(turn, job)
     wards = [place for place, giver in enumerate(allocation.nodes) if held_by.get(giver) == node]
     return StartWorkers(
         job=job.id,
@@ -152,13 +153,12 @@ def start_message(turn: Turn, job: JobRecord, node: str) -> StartWorkers:
     )
 
 
-def holders_of(turn: Turn, job: JobRecord) -> Mapping[str, str]:
-    """Node -> the node that keeps the copies of its snapshots; empty where none are made."""
-    spec = turn.state.spec(job.id)
+def _holders(turn: Turn, job: JobRecord) -> Mapping[str, str]:
     nodes = turn.state.allocation(job.id).nodes
-    if not spec.checkpoint.peer_every_steps:
-        return {}
-    return holders(nodes, turn.fabric.leaf_of, spec.layout, workers_per_node(turn, job.id))
+    type_of = turn.cluster.spec["node_types"][turn.state.node(nodes[0]).type]
+    node_type = NodeType.model_validate(type_of)
+    spec, per_node = turn.state.spec(job.id), workers_per_node(turn, job.id)
+    return copy_plan(spec, node_type, nodes, turn.fabric.leaf_of, per_node).holders
 
 
 def _peer(turn: Turn, node: str) -> Peer:

@@ -13,10 +13,14 @@ from dataclasses import dataclass
 
 from myriad.planner.subject import Subject
 from myriad.spec.arithmetic import RankBytes, rank_bytes
+from myriad.spec.cluster import NodeType
+from myriad.spec.job import JobSpec
 from myriad.spec.units import format_bytes
 
 # Snapshots an agent keeps of each rank: two versions, and the one of the last durable step.
 SNAPSHOTS_KEPT = 3
+# More of them where snapshots are copied between nodes: two more own ones, and four of a rank of another node.
+COPIES_KEPT = 6
 # Private memory of a forked worker before it holds a model: 70 MB measured (torch 2.13, CPU).
 WORKER_BYTES = 70_000_000
 
@@ -55,6 +59,26 @@ def rank_memory(subject: Subject) -> RankMemory:
 def snapshot_bytes(need: RankBytes) -> int:
     """Bytes of one snapshot of a rank: what a restart needs, which leaves out gradients and activations."""
     return need.parameters + need.optimizer
+
+
+def copies_refusal(job: JobSpec, node_type: NodeType, workers_per_node: int) -> str | None:
+    """Why the nodes have no room for copies of each other's snapshots; None where they have, or it is not known."""
+    if job.model is None or job.data is None:
+        return None
+    stages = range(job.layout.pp)
+    needs = [rank_bytes(job.model, job.layout, job.data, stage) for stage in stages]
+    worst = max(
+        (SNAPSHOTS_KEPT + COPIES_KEPT) * snapshot_bytes(need)
+        + WORKER_BYTES
+        + (need.total if node_type.accelerator == "cpu" else 0)
+        for need in needs
+    )
+    if worst * workers_per_node <= node_type.memory:
+        return None
+    return (
+        f"a node would need {_about(worst * workers_per_node)} of memory with them and has "
+        f"{format_bytes(node_type.memory)}"
+    )
 
 
 def refusal(memory: RankMemory, subject: Subject) -> str | None:

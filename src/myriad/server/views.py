@@ -22,6 +22,7 @@ from myriad.control.records import (
 )
 from myriad.control.status import JobStatus
 from myriad.runtime.store import StateReader
+from myriad.server.copies import copies
 from myriad.server.sentences import iso
 from myriad.spec.cluster import ClusterSpec, NodeType
 from myriad.spec.messages import StepReport
@@ -92,6 +93,7 @@ class JobView(JobSummary):
     members: list[MemberView]
     spares: list[str]
     lost: list[str]
+    copies: str  # where the nodes keep copies of each other's snapshots, or why they do not
     time_limit: str | None
     failure: dict[str, Any] | None
     generations: list[GenerationView]
@@ -198,6 +200,7 @@ def job_view(at: Moment, job: JobRecord) -> JobView:
         members=_members(at, job, allocation),
         spares=list(allocation.spares) if allocation else [],
         lost=list(allocation.lost) if allocation else [],
+        copies=copies(at.reader, allocation),
         time_limit=None if job.time_limit_s is None else iso(job.time_limit_s),
         failure=None
         if failure is None

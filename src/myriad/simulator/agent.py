@@ -41,7 +41,7 @@ TEMPLATE_S = 2.0  # the first time; forks take FORK_S
 FORK_S = 0.02
 KILL_S = 0.02  # from a SIGKILL until the process is gone
 SNAPSHOT_BYTES = 1
-COPY_S = 0.3  # a snapshot's way to another node
+COPY_S = 0.1  # a snapshot's way to another node
 STORE_PORT = 29500
 ABSENCE_LOOK_S = 5.0
 

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from myriad.control.holders import cover, holders
+from myriad.control.copies import cover, holders
 from myriad.spec.job import LayoutSpec
 
 # name: leaf of each node, layout, ranks a node; how many copies are in another leaf, and outside the groups too

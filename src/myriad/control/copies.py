@@ -17,7 +17,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from myriad.spec.job import LayoutSpec
+from myriad.planner.memory import copies_refusal
+from myriad.spec.cluster import NodeType
+from myriad.spec.job import JobSpec, LayoutSpec
 
 Place = tuple[int, int, int, int]  # pp, dp_replicate, dp_shard, tp
 
@@ -32,6 +34,32 @@ class Cover:
     nodes: int
     other_leaf: int
     other_group: int
+
+
+@dataclass(frozen=True, slots=True)
+class CopyPlan:
+    """``holders``: node -> the node that keeps its copies; ``off`` says why there are none."""
+
+    holders: Mapping[str, str]
+    off: str = ""
+
+
+def copy_plan(
+    job: JobSpec,
+    node_type: NodeType,
+    nodes: Sequence[str],
+    leaf_of: Mapping[str, str],
+    ranks_per_node: int,
+) -> CopyPlan:
+    """Whether and where the snapshots of a job on ``nodes`` are copied."""
+    if not job.checkpoint.peer_every_steps:
+        return CopyPlan({}, "checkpoint.peer_every_steps is 0")
+    if len(nodes) < 2:
+        return CopyPlan({}, "the job has one node")
+    refused = copies_refusal(job, node_type, ranks_per_node)
+    if refused is not None:
+        return CopyPlan({}, refused)
+    return CopyPlan(holders(nodes, leaf_of, job.layout, ranks_per_node))
 
 
 def holders(
