@@ -249,7 +249,7 @@ class Agent:
                 os.close(found[0])
             return
         if not error:
-            self._keeper.add(order.job, plan.rank, step, *found, Use(peer=True))
+            self._keeper.add(order.job, plan.rank, step, *found, Use(peer=True), verified=True)
             try:
                 self._start_worker(member, order, plan, log_path)
             except OSError as reason:

@@ -175,9 +175,9 @@ class PeerServer:
         if self._generation_of(request.job) != request.generation:
             os.close(fd)
             raise SnapshotCorrupt(f"generation {request.generation} of {request.job} has ended meanwhile")
-        use = Use(peer=True)
-        self._keeper.add(request.job, request.rank, request.step, fd, request.size, request.crc32, use)
-        self._reports[request.job, request.rank, request.step] = request.reports
+        job, rank, step = request.job, request.rank, request.step
+        self._keeper.add(job, rank, step, fd, request.size, request.crc32, Use(peer=True), verified=True)
+        self._reports[job, rank, step] = request.reports
         for key in [key for key in self._reports if not self._keeper.holds(*key)]:
             del self._reports[key]
 

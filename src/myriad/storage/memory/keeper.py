@@ -40,11 +40,16 @@ class SnapshotKeeper:
         self._durable_step: dict[str, int] = {}  # job -> last committed durable step
         self.bytes_held = 0
 
-    def add(self, job: str, rank: int, step: int, fd: int, size: int, crc32: int, use: Use) -> None:
-        """Take over ``fd``; a step taken again (re-executed after a restart) replaces the older one."""
+    def add(
+        self, job: str, rank: int, step: int, fd: int, size: int, crc32: int, use: Use, verified: bool = False
+    ) -> None:
+        """Take over ``fd``; a step taken again (re-executed after a restart) replaces the older one.
+
+        ``verified``: its checksum was compared while it arrived.
+        """
         steps = self._held.setdefault(job, {}).setdefault(rank, {})
         self._close(steps, step)
-        steps[step] = _Held(fd, size, crc32, use)
+        steps[step] = _Held(fd, size, crc32, use, verified)
         self.bytes_held += size
         self._trim(job)
 
