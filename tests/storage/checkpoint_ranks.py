@@ -21,7 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from myriad.storage.durable.checkpoint import load, save
-from myriad.storage.durable.manifest import CheckpointError
+from myriad.storage.durable.manifest import CheckpointError, checkpoint_path, read_manifest
 
 ROWS = 7  # does not divide by two: the ranks' shards differ in size
 
@@ -87,11 +87,33 @@ def repeated(directory: str) -> dict[str, Any]:
     return {"grown": counts[-1] != counts[5]}
 
 
+def reads(directory: str) -> dict[str, Any]:
+    """Bytes of files this rank reads, over the bytes of all files: into the same layout, and whole."""
+    mesh = init_device_mesh("cpu", (2,))
+    sharded = distribute_tensor(torch.ones(300_001), mesh, [Shard(0)])
+    save(directory, 1, 1, {"x": sharded}, dist.group.WORLD, position=0, layout={})
+    stored = sum(each.size for each in read_manifest(checkpoint_path(directory, 1, 1)).files)
+    whole_again = torch.zeros(300_001)
+    targets = {"same_layout": torch.zeros_like(sharded), "whole": whole_again}
+    factors = {}
+    for name, target in targets.items():
+        before = bytes_read()
+        load(directory, 1, 1, {"x": target})
+        factors[name] = (bytes_read() - before) / stored
+    assert bool(whole_again.all())
+    return factors
+
+
+def bytes_read() -> int:
+    """By all read calls of this process so far, from storage or from the page cache."""
+    return int(Path("/proc/self/io").read_text().split()[1])
+
+
 def local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-STORIES = {each.__name__: each for each in (save_and_load, subgroup, refused, repeated)}
+STORIES = {each.__name__: each for each in (save_and_load, subgroup, refused, repeated, reads)}
 
 
 def run_rank(rank: int, rendezvous: Path, stories: list[str]) -> None:

@@ -304,6 +304,12 @@ def test_two_ranks_save_together_and_a_newcomer_loads_alone(tmp_path: Path) -> N
     load(tmp_path / "c", 5, 2, {"stage0.bias": back["stage0.bias"]})  # needs only the other file
 
 
+def test_each_rank_reads_each_byte_of_its_files_once(tmp_path: Path) -> None:
+    for each in run_ranks(tmp_path / "r", reads=tmp_path / "c")["reads"]:
+        assert each["same_layout"] == pytest.approx(0.5, abs=0.03), "a rank reads only the file it needs"
+        assert each["whole"] == pytest.approx(1.0, abs=0.03), "checksum and use take one reading"
+
+
 def test_all_ranks_hear_that_the_storage_is_full(tmp_path: Path) -> None:
     with mounted_tmpfs(tmp_path / "disk", "size=2500k") as disk:  # room for one rank's part
         results = run_ranks(tmp_path / "r", refused=disk)["refused"]

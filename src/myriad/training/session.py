@@ -36,7 +36,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -69,6 +69,7 @@ from myriad.training.state import (
     State,
     copy_from_snapshot,
     create_optimizer_state,
+    drop_unsaved_state,
     loop_state,
     snapshot_entries,
 )
@@ -80,6 +81,8 @@ COMMIT_TIMEOUT_S = 60.0  # for the controller to journal the last checkpoint
 
 # What was saved, and the files beside the message.
 Saved = tuple[FromWorker, tuple[int, ...]]
+# The names that were saved, and on how many ranks, to the tensors that are to be overwritten.
+Fill = Callable[[Collection[str], int], State]
 
 
 class CheckpointNotCommitted(RuntimeError):
@@ -169,13 +172,20 @@ class Session:
         if self.welcome.tier != "none":
             create_optimizer_state(model, optimizer)
         self.phase("rendezvous")
-        return self.restore_state(lambda: loop_state(model, optimizer))
+        return self.restore_state(
+            lambda: loop_state(model, optimizer), lambda saved: drop_unsaved_state(model, optimizer, saved)
+        )
 
-    def restore_state(self, capture: Callable[[], State]) -> int:
-        """As :meth:`restore`, for a state that ``capture`` returns as live tensors, now and at each save."""
+    def restore_state(
+        self, capture: Callable[[], State], fit: Callable[[Collection[str]], None] = lambda saved: None
+    ) -> int:
+        """As :meth:`restore`, for a state that ``capture`` returns as live tensors, now and at each save.
+
+        ``fit`` is told the names that were saved before ``capture`` is asked what they are to overwrite.
+        """
         self._capture = capture
         self._group = _checkpoint_group()
-        step = self._load(capture()) if self.welcome.tier != "none" else 0
+        step = self._load(capture, fit) if self.welcome.tier != "none" else 0
         self._mark_restored()
         commtime.measure(self._clock if self._channel is not None else None)
         self.phase("restore")
@@ -240,25 +250,31 @@ class Session:
                 ) from None
             self._accept(message)
 
-    def _load(self, state: State) -> int:
-        """Overwrite ``state`` from the tier the welcome names."""
+    def _load(self, capture: Callable[[], State], fit: Callable[[Collection[str]], None]) -> int:
+        """Overwrite the live state from the tier the welcome names."""
         step = self.welcome.restore_step
         assert step is not None
-        rng = torch.get_rng_state()
-        whole = {**state, f"rng.{self.welcome.rank}": rng}
-        if self.welcome.tier != "memory" or not self._load_memory(step, whole):
-            self._load_durable(step, state, whole)
-        torch.set_rng_state(rng)
+        rng = {f"rng.{self.welcome.rank}": torch.get_rng_state()}
+
+        def state(saved: Collection[str], world_size: int) -> State:
+            """What to fill; the random states are of use to equally many ranks."""
+            fit(saved)
+            return capture() | (rng if world_size == self.welcome.world_size else {})
+
+        if self.welcome.tier != "memory" or not self._load_memory(step, state):
+            self._load_durable(step, state)
+        for each in rng.values():
+            torch.set_rng_state(each)
         return step
 
-    def _load_memory(self, step: int, whole: State) -> bool:
+    def _load_memory(self, step: int, state: Fill) -> bool:
         """From the snapshot beside the welcome. False if it is damaged and storage has the same step."""
         (fd,) = self._memory
         self._memory.clear()
         try:
             with open_snapshot(fd) as snapshot:
                 assert snapshot.step == step, (snapshot.step, step)
-                copy_from_snapshot(snapshot, whole)
+                copy_from_snapshot(snapshot, state(snapshot.entries, self.welcome.world_size))
                 self.position = snapshot.position
         except SnapshotCorrupt as error:
             if self.welcome.durable_step != step or not self.welcome.durable_generation:
@@ -269,15 +285,17 @@ class Session:
             os.close(fd)
         return True
 
-    def _load_durable(self, step: int, state: State, whole: State) -> None:
-        """From storage, in any layout; ``whole`` includes the random state, of use to equally many ranks."""
+    def _load_durable(self, step: int, state: Fill) -> None:
+        """From storage, in any layout."""
         from myriad.storage.durable.checkpoint import load
-        from myriad.storage.durable.manifest import checkpoint_path, read_manifest
 
         generation = self.welcome.restore_generation or self.welcome.durable_generation
-        path = checkpoint_path(self._policy.directory, step, generation)
-        same_size = read_manifest(path).world_size == self.welcome.world_size
-        manifest = load(self._policy.directory, step, generation, whole if same_size else state)
+        manifest = load(
+            self._policy.directory,
+            step,
+            generation,
+            lambda manifest, saved: state(saved, manifest.world_size),
+        )
         self.position = manifest.position
 
     def _mark_restored(self) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import io
 import os
 import re
 import zlib
@@ -177,6 +178,17 @@ def file_sum(path: Path) -> FileSum:
         while count := file.readinto(buffer):
             crc, size = zlib.crc32(buffer[:count], crc), size + count
     return FileSum(path.name, size, crc)
+
+
+def read_summed(path: Path) -> tuple[FileSum, io.BytesIO]:
+    """A file's sum as :func:`file_sum` gives it, and the very bytes that were summed, read once."""
+    with path.open("rb", buffering=0) as file:
+        stream = io.BytesIO(bytes(os.fstat(file.fileno()).st_size))
+        crc, size = 0, 0
+        with stream.getbuffer() as whole:
+            while size < len(whole) and (count := file.readinto(whole[size : size + CHECKSUM_CHUNK_BYTES])):
+                crc, size = zlib.crc32(whole[size : size + count], crc), size + count
+    return FileSum(path.name, size, crc), stream
 
 
 def damage(path: Path) -> tuple[str, ...]:
