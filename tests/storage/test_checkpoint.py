@@ -87,6 +87,25 @@ def test_a_part_can_be_loaded_alone(saved: Path) -> None:
     assert back["count"].tolist() == [0, 1, 2, 3, 4]
 
 
+PLAIN_READER = """
+import sys, torch, warnings
+from torch.distributed.checkpoint import load
+warnings.simplefilter("ignore")  # that there is no process group
+back = {"weight": torch.zeros(10, 4), "count": torch.zeros(5, dtype=torch.int64)}
+load(back, checkpoint_id=sys.argv[1], no_dist=True)
+assert not any(name.split(".")[0] == "myriad" for name in sys.modules)
+print(back["weight"].sum().item().hex(), back["count"].tolist())
+"""
+
+
+def test_a_program_without_myriad_reads_it(saved: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PLAIN_READER, str(saved)], capture_output=True, text=True, check=False
+    )
+    want = tensors()["weight"].sum().item().hex()
+    assert done.stdout == f"{want} [0, 1, 2, 3, 4]\n", done.stderr
+
+
 def test_plain_dcp_reads_it(saved: Path, recwarn: pytest.WarningsRecorder) -> None:
     back = zeros()
     state_dict_loader.load(back, checkpoint_id=saved, no_dist=True)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from storage_faults import mounted_tmpfs
 
 from myriad.spec.messages import FileSum
+from myriad.storage.durable import manifest as manifest_module
 from myriad.storage.durable.manifest import (
     MANIFEST_NAME,
     MARKER_NAME,
@@ -27,6 +30,7 @@ from myriad.storage.durable.manifest import (
     prune,
     read_manifest,
     storage_error,
+    sync_directory,
     write_manifest,
 )
 
@@ -149,20 +153,34 @@ def test_prune(
     assert prune(tmp_path, keep) == ()
 
 
-def test_a_removal_interrupted_after_its_first_step_is_not_committed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("calls", range(8))
+def test_a_removal_that_dies_leaves_nothing_that_looks_whole(
+    calls: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for step in (1, 2):
-        place(tmp_path, step, 1)
+    """Killed after so many of the calls that change the directory; the next pruning finishes the work."""
+    old = place(tmp_path, 1, 1)
+    place(tmp_path, 2, 1)
+    left = calls
 
-    def dies(*_: object) -> None:
-        raise KeyboardInterrupt
+    def mortal(call: Callable[..., None]) -> Callable[..., None]:
+        def dies(*arguments: object, **how: object) -> None:
+            nonlocal left
+            if left == 0:
+                raise KeyboardInterrupt
+            left -= 1
+            call(*arguments, **how)
+
+        return dies
 
     with monkeypatch.context() as patched:
-        patched.setattr(Path, "iterdir", dies)
-        with pytest.raises(KeyboardInterrupt):
+        for name in ("unlink", "rmdir"):
+            patched.setattr(Path, name, mortal(getattr(Path, name)))
+        patched.setattr(manifest_module, "sync_directory", mortal(sync_directory))
+        with contextlib.suppress(KeyboardInterrupt):
             prune(tmp_path, 1)
-    assert names(tmp_path) == ["step-2.gen-1", "step-1.gen-1?"]
+    assert old.exists() == (calls < 6), "six calls change the directory"
+    assert is_committed(old) == (calls == 0)
+    assert (old / "__0_0.distcp").exists() or not (old / MANIFEST_NAME).exists()
     prune(tmp_path, 1)
     assert names(tmp_path) == ["step-2.gen-1"]
 

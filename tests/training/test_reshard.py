@@ -7,10 +7,20 @@ from typing import Any
 
 import msgspec
 import pytest
+import torch
 from training_harness import Cluster, Generation, tiny_job
 
 from myriad.spec.job import JobSpec
-from myriad.storage.durable.manifest import checkpoint_path, read_manifest, write_manifest
+from myriad.storage.durable.checkpoint import load
+from myriad.storage.durable.huggingface import export_folder, import_folder
+from myriad.storage.durable.manifest import (
+    MODEL_KEY,
+    SEQUENCE_LENGTH_KEY,
+    checkpoint_path,
+    list_checkpoints,
+    read_manifest,
+    write_manifest,
+)
 
 STEPS, SAVED = 7, 4
 RELATIVE = 1e-9
@@ -69,6 +79,24 @@ def test_two_layouts(batch: int, before: Layout, after: Layout, cluster: Cluster
 @pytest.mark.parametrize(("batch", "before", "after"), ROWS, ids=str)
 def test_many_layouts(batch: int, before: Layout, after: Layout, cluster: Cluster, data: Path) -> None:
     assert_reshards(cluster, data, batch, before, after)
+
+
+def test_the_checkpoint_of_a_sharded_job_can_be_exported(
+    cluster: Cluster, data: Path, tmp_path: Path
+) -> None:
+    spec = job(data, 8, {"dp_shard": 2})
+    cluster.run(spec)
+    newest = list_checkpoints(cluster.job_dir / "checkpoints")[0]
+    export_folder(newest, tmp_path / "hf")
+    path = import_folder(tmp_path / "hf", tmp_path / "back")
+    assert spec.model is not None and spec.data is not None
+    want = {MODEL_KEY: spec.model.model_dump(mode="json"), SEQUENCE_LENGTH_KEY: spec.data.sequence_length}
+    assert read_manifest(path).meta == read_manifest(newest.path).meta == want
+    name, shape = "model.layers.3.attention.query.weight", (32, 32)
+    trained, back = torch.zeros(shape).double(), torch.ones(shape).double()
+    load(newest.path.parent, newest.step, newest.generation, {name: trained})
+    load(path.parent, 0, 0, {name: back})
+    assert torch.equal(trained, back)
 
 
 def test_what_is_not_as_saved_is_noticed(cluster: Cluster, data: Path) -> None:

@@ -99,6 +99,7 @@ class Policy:
     keep: int = 2
     last_step: int | None = None
     layout: Mapping[str, Any] = field(default_factory=dict)
+    meta: Mapping[str, Any] = field(default_factory=dict)  # kept in the manifest
 
 
 class Step:
@@ -350,6 +351,7 @@ class Session:
             self._group,
             position=self.position,
             layout=self._policy.layout,
+            meta=self._policy.meta,
         )
         self._saved_step = step
         self._unmarked.add(step)
