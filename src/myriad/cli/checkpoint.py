@@ -216,10 +216,10 @@ def _found(directory: Path) -> tuple[Checkpoint, ...]:
     from myriad.cli.errors import CommandError, Exit
     from myriad.storage.durable.manifest import CheckpointError, list_checkpoints
 
-    if not directory.exists():
-        raise CommandError(f"there is no directory {directory}", Exit.NOT_FOUND)
     try:
         found = list_checkpoints(directory)
+        if not found and not directory.exists():
+            raise CommandError(f"there is no directory {directory}", Exit.NOT_FOUND)
     except CheckpointError as error:
         raise CommandError(str(error)) from None
     if not found:

@@ -281,7 +281,8 @@ def _remove(path: Path) -> None:
         for file in path.iterdir():
             file.unlink(missing_ok=True)
         path.rmdir()
-    except FileNotFoundError:
-        return  # another one was faster
     except OSError as error:
+        # Another one was faster, or a writer of an old generation has just added a file: the next time takes it.
+        if error.errno in (errno.ENOENT, errno.ENOTEMPTY):
+            return
         raise storage_error(path.parent, error, "delete old checkpoints") from error
