@@ -12,7 +12,7 @@ file says is ever called.
 Trade-off: a save reads its files once more for the checksums, from the page cache (0.2 to 1 s a GB). A load
 reads each file that it needs a piece of once and whole, one at a time in memory: a restart into the same
 layout reads each byte once per job (measured: 1.00 times the files), one into another layout reads a file
-once for each rank that needs a piece of it (4.0 times the files where each of 4 ranks needs all of them).
+once for each rank that needs a piece of it (2.00 times the files where each of 2 ranks needs all of them).
 """
 
 from __future__ import annotations
