@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from storage_faults import flip_bit
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
@@ -123,20 +124,37 @@ def usage() -> tuple[int, int, int]:
 
 
 def reads(directory: str) -> dict[str, Any]:
-    """Bytes of files this rank reads, over the bytes of all files: into the same layout, and whole."""
+    """Bytes of files this rank reads, over the bytes of all files: its own part, all, and all together with the other."""
     mesh = init_device_mesh("cpu", (2,))
     sharded = distribute_tensor(torch.ones(300_001), mesh, [Shard(0)])
     save(directory, 1, 1, {"x": sharded}, dist.group.WORLD, position=0, layout={})
     stored = sum(each.size for each in read_manifest(checkpoint_path(directory, 1, 1)).files)
-    whole_again = torch.zeros(300_001)
-    targets = {"same_layout": torch.zeros_like(sharded), "whole": whole_again}
+    rows = {
+        "own part": (torch.zeros_like(sharded), None),
+        "all": (torch.zeros(300_001), None),
+        "own part, together": (torch.zeros_like(sharded), dist.group.WORLD),
+        "all, together": (torch.zeros(300_001), dist.group.WORLD),
+    }
     factors = {}
-    for name, target in targets.items():
+    for name, (target, group) in rows.items():
         before = bytes_read()
-        load(directory, 1, 1, {"x": target})
+        load(directory, 1, 1, {"x": target}, process_group=group)
         factors[name] = (bytes_read() - before) / stored
-    assert bool(whole_again.all())
+        assert bool(local(target).all())
     return factors
+
+
+def refused_together(directory: str) -> dict[str, Any]:
+    """One rank reads a damaged file for both: both must hear of it."""
+    save(directory, 1, 1, {"x": whole("x")}, dist.group.WORLD, position=0, layout={})
+    if dist.get_rank() == 0:
+        flip_bit(checkpoint_path(directory, 1, 1) / "__0_0.distcp", 700)
+    dist.barrier()
+    try:
+        load(directory, 1, 1, {"x": whole("x")}, process_group=dist.group.WORLD)
+    except CheckpointError as error:
+        return {"error": str(error)}
+    return {"error": None}
 
 
 def bytes_read() -> int:
@@ -148,7 +166,10 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-STORIES = {each.__name__: each for each in (save_and_load, subgroup, refused, repeated, leaking, reads)}
+STORIES = {
+    each.__name__: each
+    for each in (save_and_load, subgroup, refused, repeated, leaking, reads, refused_together)
+}
 
 
 def run_rank(rank: int, rendezvous: Path, stories: list[str]) -> None:

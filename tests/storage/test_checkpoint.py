@@ -415,10 +415,18 @@ def test_two_ranks_save_together_and_a_newcomer_loads_alone(tmp_path: Path) -> N
     load(tmp_path / "c", 5, 2, {"stage0.bias": back["stage0.bias"]})  # needs only the other file
 
 
-def test_each_rank_reads_each_byte_of_its_files_once(tmp_path: Path) -> None:
-    for each in run_ranks(tmp_path / "r", reads=tmp_path / "c")["reads"]:
-        assert each["same_layout"] == pytest.approx(0.5, abs=0.03), "a rank reads only the file it needs"
-        assert each["whole"] == pytest.approx(1.0, abs=0.03), "checksum and use take one reading"
+def test_each_byte_is_read_once_per_job(tmp_path: Path) -> None:
+    """What the two ranks read, over the size of the files."""
+    results = run_ranks(tmp_path / "r", reads=tmp_path / "c", refused_together=tmp_path / "d")
+    job = {
+        name: sum(each[name] for each in results["reads"]) for name in results["reads"][0] if name != "rank"
+    }
+    assert job["own part"] == pytest.approx(1.0, abs=0.03), "checksum and use take one reading"
+    assert job["all"] == pytest.approx(2.0, abs=0.03), "each alone"
+    for name in ("own part, together", "all, together"):
+        assert job[name] == pytest.approx(1.0, abs=0.03), "one reads, and passes it on"
+    for each in results["refused_together"]:
+        assert "__0_0.distcp fails its checksum" in each["error"]
 
 
 def test_all_ranks_hear_that_the_storage_is_full(tmp_path: Path) -> None:

@@ -262,8 +262,10 @@ class Session:
             fit(saved)
             return capture() | (rng if world_size == self.welcome.world_size else {})
 
-        if self.welcome.tier != "memory" or not self._load_memory(step, state):
-            self._load_durable(step, state)
+        loaded = self.welcome.tier == "memory" and self._load_memory(step, state)
+        together = self._is_everyone(not loaded)
+        if not loaded:
+            self._load_durable(step, state, self._group if together else None)
         for each in rng.values():
             torch.set_rng_state(each)
         return step
@@ -286,8 +288,15 @@ class Session:
             os.close(fd)
         return True
 
-    def _load_durable(self, step: int, state: Fill) -> None:
-        """From storage, in any layout."""
+    def _is_everyone(self, yes: bool) -> bool:
+        """Whether all ranks say yes."""
+        answer = torch.tensor(int(yes))
+        if self._group is not None:
+            dist.all_reduce(answer, op=dist.ReduceOp.MIN, group=self._group)
+        return bool(answer)
+
+    def _load_durable(self, step: int, state: Fill, group: dist.ProcessGroup | None) -> None:
+        """From storage, in any layout; in a group each file is read once for all its ranks."""
         from myriad.storage.durable.checkpoint import load
 
         generation = self.welcome.restore_generation or self.welcome.durable_generation
@@ -296,6 +305,7 @@ class Session:
             step,
             generation,
             lambda manifest, saved: state(saved, manifest.world_size),
+            process_group=group,
         )
         self.position = manifest.position
 
