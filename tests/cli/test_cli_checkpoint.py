@@ -1,4 +1,4 @@
-"""``myriad checkpoint ls`` and ``verify``: what is told of checkpoints that are whole, damaged, unfinished or not there."""
+"""``myriad checkpoint``: what is told of checkpoints that are whole, damaged, unfinished or not there; prune, export, import."""
 
 from __future__ import annotations
 
@@ -108,8 +108,70 @@ def test_what_is_damaged_and_was_never_committed_fails_nothing(tmp_path: Path) -
 
 
 def test_nothing_there_is_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for command in ("ls", "verify"):
-        assert main(["checkpoint", command, str(tmp_path / "nowhere")]) == 3
+    for command, *rest in (["ls"], ["verify"], ["prune", "--keep", "1"], ["export", str(tmp_path / "out")]):
+        options, out = (rest, []) if command == "prune" else ([], rest)
+        assert main(["checkpoint", command, *options, str(tmp_path / "nowhere"), *out]) == 3
         assert capsys.readouterr().err == f"there is no directory {tmp_path / 'nowhere'}\n"
-        assert main(["checkpoint", command, str(tmp_path)]) == 3
+        assert main(["checkpoint", command, *options, str(tmp_path), *out]) == 3
         assert "has no checkpoints; give the directory in which step-N.gen-G lie" in capsys.readouterr().err
+
+
+def test_prune_says_what_goes_and_then_removes_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for step in (10, 20, 30):
+        checkpoint(tmp_path, step)
+    checkpoint(tmp_path, 25, committed=False)
+    checkpoint(tmp_path, 40, generation=2, committed=False)
+    before = sorted(os.listdir(tmp_path))
+    command = ["checkpoint", "prune", str(tmp_path), "--keep", "2"]
+    assert main([*command, "--dry-run"]) == 0
+    *gone, total = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in gone] == [
+        "step-25.gen-1 (not committed)",
+        "step-10.gen-1 (committed)",
+    ]
+    assert total.startswith("would free ") and total.endswith(" kB, 2 checkpoints")
+    assert sorted(os.listdir(tmp_path)) == before
+    assert main([*command, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert len(found["removed"]) == 2 and found["freed_bytes"] > 4 * 1024 and not found["dry_run"]
+    assert sorted(os.listdir(tmp_path)) == ["step-20.gen-1", "step-30.gen-1", "step-40.gen-2"]
+    assert main(command) == 0
+    assert capsys.readouterr().out == "freed 0 B, 0 checkpoints\n"
+    assert main(["checkpoint", "prune", str(tmp_path), "--keep", "0"]) == 2
+
+
+def test_export_and_import(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import torch
+
+    from myriad.spec.job import ModelSpec
+    from myriad.storage.durable.checkpoint import save
+    from myriad.storage.durable.llama import weights
+    from myriad.storage.durable.manifest import MODEL_KEY
+
+    spec = ModelSpec(layers=1, dim=8, heads=2, kv_heads=1, ffn_dim=8, vocab_size=9)
+    tensors = {f"model.{each.ours}": torch.ones(each.shape) for each in weights(spec)}
+    runs, folder = tmp_path / "runs", tmp_path / "hf"
+    for step in (1, 2, 3):
+        meta = {MODEL_KEY: spec.model_dump(mode="json")}
+        save(runs, step, 1, tensors, None, position=0, layout={}, meta=meta)
+        if step < 3:
+            commit_marker(checkpoint_path(runs, step, 1))
+    assert main(["checkpoint", "export", str(runs), str(folder)]) == 0
+    assert capsys.readouterr().out.startswith(f"{folder}: the model of step-2.gen-1, ")
+    config = json.loads((folder / "config.json").read_text())
+    assert config["num_key_value_heads"] == 1 and config["torch_dtype"] == "float32"
+    other = tmp_path / "other"
+    assert main(["checkpoint", "export", str(runs), str(other), "--step", "1", "--dtype", "bfloat16"]) == 0
+    assert json.loads((other / "config.json").read_text())["torch_dtype"] == "bfloat16"
+    capsys.readouterr()
+    assert main(["checkpoint", "export", str(runs), str(tmp_path / "x"), "--step", "3"]) == 3
+    assert "has no committed checkpoint of step 3; committed steps: 2, 1" in capsys.readouterr().err
+    assert main(["checkpoint", "export", str(runs), str(folder)]) == 1
+    assert "it exists already; remove it" in capsys.readouterr().err
+    assert main(["checkpoint", "import", str(folder), str(tmp_path / "new"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["checkpoint"] == str(tmp_path / "new" / "step-0.gen-0")
+    assert main(["checkpoint", "ls", str(tmp_path / "new")]) == 0
+    assert capsys.readouterr().out.splitlines()[1].split()[:3] == ["0", "0", "yes"]
+    (folder / "pytorch_model.bin").touch()
+    assert main(["checkpoint", "import", str(folder), str(tmp_path / "newer")]) == 1
+    assert "is a pickle, which can run code when it is read" in capsys.readouterr().err

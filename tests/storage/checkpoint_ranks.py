@@ -6,22 +6,27 @@ gloo group between them, and prints one line of JSON a story and rank.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
+import threading
+import time
 import traceback
 import warnings
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from storage_faults import flip_bit
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from myriad.storage.durable.checkpoint import load, save
-from myriad.storage.durable.manifest import CheckpointError
+from myriad.storage.durable.manifest import CheckpointError, checkpoint_path, commit_marker, read_manifest
 
 ROWS = 7  # does not divide by two: the ranks' shards differ in size
 
@@ -76,22 +81,95 @@ def refused(directory: str) -> dict[str, Any]:
     return {"error": None}
 
 
-def repeated(directory: str) -> dict[str, Any]:
-    """Many saves; descriptors and threads must not grow."""
+def repeated(directory: str, saves: int = 200, kept: Callable[[], object] = lambda: None) -> dict[str, Any]:
+    """Many saves: what this process has more of at the end than half way, where all that is lazy is loaded."""
     mesh = init_device_mesh("cpu", (2,))
-    tensors = state(mesh)
-    counts = []
-    for step in range(40):
+    tensors = state(mesh) | {"large": distribute_tensor(torch.ones(200_000), mesh, [Shard(0)])}
+    held = []
+    for step in range(saves):
+        if step == saves // 2:
+            before = usage()
         save(directory, step, 1, tensors, dist.group.WORLD, position=step, layout={})
-        counts.append((len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))))
-    return {"grown": counts[-1] != counts[5]}
+        commit_marker(checkpoint_path(directory, step, 1)) if dist.get_rank() == 0 else None
+        held.append(kept())
+    files, threads, memory = (after - half for half, after in zip(before, usage(), strict=True))
+    return {
+        "saves": saves,
+        "files": files,
+        "threads": threads,
+        "memory_bytes_per_save": memory / (saves - saves // 2),
+    }
+
+
+def leaking(directory: str) -> dict[str, Any]:
+    """As a leak would look: every save keeps a state, a descriptor and a thread."""
+
+    def kept() -> object:
+        thread = threading.Thread(target=time.sleep, args=(60,), daemon=True)
+        thread.start()
+        return torch.ones(100_000).clone(), os.open("/dev/null", os.O_RDONLY), thread
+
+    return repeated(directory, 40, kept)
+
+
+def usage() -> tuple[int, int, int]:
+    """Open files, threads, and bytes of memory of this process."""
+    gc.collect()
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return (
+        len(os.listdir("/proc/self/fd")),
+        len(os.listdir("/proc/self/task")),
+        pages * os.sysconf("SC_PAGE_SIZE"),
+    )
+
+
+def reads(directory: str) -> dict[str, Any]:
+    """Bytes of files this rank reads, over the bytes of all files: its own part, all, and all together with the other."""
+    mesh = init_device_mesh("cpu", (2,))
+    sharded = distribute_tensor(torch.ones(300_001), mesh, [Shard(0)])
+    save(directory, 1, 1, {"x": sharded}, dist.group.WORLD, position=0, layout={})
+    stored = sum(each.size for each in read_manifest(checkpoint_path(directory, 1, 1)).files)
+    rows = {
+        "own part": (torch.zeros_like(sharded), None),
+        "all": (torch.zeros(300_001), None),
+        "own part, together": (torch.zeros_like(sharded), dist.group.WORLD),
+        "all, together": (torch.zeros(300_001), dist.group.WORLD),
+    }
+    factors = {}
+    for name, (target, group) in rows.items():
+        before = bytes_read()
+        load(directory, 1, 1, {"x": target}, process_group=group)
+        factors[name] = (bytes_read() - before) / stored
+        assert bool(local(target).all())
+    return factors
+
+
+def refused_together(directory: str) -> dict[str, Any]:
+    """One rank reads a damaged file for both: both must hear of it."""
+    save(directory, 1, 1, {"x": whole("x")}, dist.group.WORLD, position=0, layout={})
+    if dist.get_rank() == 0:
+        flip_bit(checkpoint_path(directory, 1, 1) / "__0_0.distcp", 700)
+    dist.barrier()
+    try:
+        load(directory, 1, 1, {"x": whole("x")}, process_group=dist.group.WORLD)
+    except CheckpointError as error:
+        return {"error": str(error)}
+    return {"error": None}
+
+
+def bytes_read() -> int:
+    """By all read calls of this process so far, from storage or from the page cache."""
+    return int(Path("/proc/self/io").read_text().split()[1])
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-STORIES = {each.__name__: each for each in (save_and_load, subgroup, refused, repeated)}
+STORIES = {
+    each.__name__: each
+    for each in (save_and_load, subgroup, refused, repeated, leaking, reads, refused_together)
+}
 
 
 def run_rank(rank: int, rendezvous: Path, stories: list[str]) -> None:

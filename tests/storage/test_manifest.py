@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from storage_faults import mounted_tmpfs
+from storage_faults import as_nobody, flip_bit, mounted_tmpfs
 
 from myriad.spec.messages import FileSum
+from myriad.storage.durable import manifest as manifest_module
 from myriad.storage.durable.manifest import (
     MANIFEST_NAME,
     MARKER_NAME,
@@ -27,6 +30,7 @@ from myriad.storage.durable.manifest import (
     prune,
     read_manifest,
     storage_error,
+    sync_directory,
     write_manifest,
 )
 
@@ -149,20 +153,34 @@ def test_prune(
     assert prune(tmp_path, keep) == ()
 
 
-def test_a_removal_interrupted_after_its_first_step_is_not_committed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("calls", range(8))
+def test_a_removal_that_dies_leaves_nothing_that_looks_whole(
+    calls: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for step in (1, 2):
-        place(tmp_path, step, 1)
+    """Killed after so many of the calls that change the directory; the next pruning finishes the work."""
+    old = place(tmp_path, 1, 1)
+    place(tmp_path, 2, 1)
+    left = calls
 
-    def dies(*_: object) -> None:
-        raise KeyboardInterrupt
+    def mortal(call: Callable[..., None]) -> Callable[..., None]:
+        def dies(*arguments: object, **how: object) -> None:
+            nonlocal left
+            if left == 0:
+                raise KeyboardInterrupt
+            left -= 1
+            call(*arguments, **how)
+
+        return dies
 
     with monkeypatch.context() as patched:
-        patched.setattr(Path, "iterdir", dies)
-        with pytest.raises(KeyboardInterrupt):
+        for name in ("unlink", "rmdir"):
+            patched.setattr(Path, name, mortal(getattr(Path, name)))
+        patched.setattr(manifest_module, "sync_directory", mortal(sync_directory))
+        with contextlib.suppress(KeyboardInterrupt):
             prune(tmp_path, 1)
-    assert names(tmp_path) == ["step-2.gen-1", "step-1.gen-1?"]
+    assert old.exists() == (calls < 6), "six calls change the directory"
+    assert is_committed(old) == (calls == 0)
+    assert (old / "__0_0.distcp").exists() or not (old / MANIFEST_NAME).exists()
     prune(tmp_path, 1)
     assert names(tmp_path) == ["step-2.gen-1"]
 
@@ -220,23 +238,70 @@ def test_a_full_disk_at_manifest_or_marker_leaves_neither(tmp_path: Path) -> Non
         assert sorted(os.listdir(path)) == ["__0_0.distcp"]
 
 
-def test_no_right_to_list_is_not_no_checkpoint(tmp_path: Path) -> None:
-    if os.geteuid() != 0:
-        pytest.skip("needs root, to become a user without rights")
-    place(tmp_path / "c", 1, 1)
-    (tmp_path / "c").chmod(0o700)
-    program = (
-        "import os, sys\n"
-        "from myriad.storage.durable.manifest import list_checkpoints\n"
-        "os.setuid(65534)\n"
-        "try: print(list_checkpoints(sys.argv[1]))\n"
-        "except Exception as error: print(type(error).__name__, error)\n"
-    )
-    # From a working directory opened as root, the folders above it do not matter.
-    done = subprocess.run(
-        [sys.executable, "-c", program, "c"], cwd=tmp_path, capture_output=True, text=True, check=True
-    )
-    assert "CheckpointError" in done.stdout and "does not let this user list" in done.stdout
+LISTER = """
+from myriad.cli.main import main
+from myriad.storage.durable.manifest import list_checkpoints
+main(["checkpoint", "ls", sys.argv[1]])  # as root, to import what the command needs
+become_nobody()
+print("nobody:")
+try: print("found", *(each.path for each in list_checkpoints(sys.argv[1])))
+except Exception as error: print(type(error).__name__, error)
+sys.stderr = sys.stdout
+print("exit", main(["checkpoint", "ls", sys.argv[1]]))
+"""
+
+
+@pytest.mark.parametrize("closed", ["c", "c/step-1.gen-1", "."])
+def test_no_right_to_list_is_not_no_checkpoint(closed: str, tmp_path: Path) -> None:
+    """The directory, the checkpoint in it, or the folder above is closed to this user."""
+    place(tmp_path / "outer" / "c", 1, 1)
+    for folder in (tmp_path / "outer", tmp_path / "outer" / "c", tmp_path / "outer" / "c" / "step-1.gen-1"):
+        folder.chmod(0o755)
+    assert "nobody:\nfound c/step-1.gen-1\n" in as_nobody(tmp_path / "outer", LISTER, "c")
+    (tmp_path / "outer" / closed).chmod(0o700)
+    said = as_nobody(tmp_path / "outer", LISTER, "c").partition("nobody:")[2]
+    api, command, code = said.splitlines()[1:]
+    assert api.startswith("CheckpointError the checkpoint directory c") and "does not let this user" in api
+    assert code in ("exit 1", "exit 2") and ("does not let this user" in command or "not readable" in command)
+
+
+def test_a_damaged_marker_commits_nothing(tmp_path: Path) -> None:
+    path = place(tmp_path, 1, 1)
+    size = (path / MARKER_NAME).stat().st_size
+    for at in range(size):
+        flip_bit(path / MARKER_NAME, at)
+        assert not is_committed(path)
+        flip_bit(path / MARKER_NAME, at)
+    assert is_committed(path)
+    os.truncate(path / MARKER_NAME, size // 2)
+    assert not is_committed(path)
+
+
+def test_an_older_generation_that_still_writes_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker stopped in mid-save wakes after the recovery: its files are another folder's, and go with it."""
+    current, stale = place(tmp_path, 5, 2), place(tmp_path, 9, 1, committed=False)
+    before = {file.name: file.read_bytes() for file in current.iterdir()}
+    assert names(tmp_path) == ["step-5.gen-2", "step-9.gen-1?"]
+    iterdir = Path.iterdir
+
+    def with_a_late_file(path: Path) -> list[Path]:
+        files = list(iterdir(path))
+        if path == stale:
+            (stale / "__1_0.distcp").write_bytes(b"late")
+        return files
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "iterdir", with_a_late_file)
+        prune(tmp_path, 1)
+    assert os.listdir(stale) == ["__1_0.distcp"], "one that writes while it is removed stops nobody"
+    prune(tmp_path, 1)
+    assert names(tmp_path) == ["step-5.gen-2"]
+    with pytest.raises(CheckpointError):
+        write_manifest(stale, manifest(9, 1))
+    assert names(tmp_path) == ["step-5.gen-2"]
+    assert {file.name: file.read_bytes() for file in current.iterdir()} == before
 
 
 def test_only_the_checkpoint_module_imports_torch() -> None:

@@ -15,6 +15,7 @@ from myriad.training.state import (
     StateMismatch,
     copy_from_snapshot,
     create_optimizer_state,
+    drop_unsaved_state,
     loop_state,
     plain_name,
     snapshot_entries,
@@ -65,6 +66,26 @@ def test_a_fresh_program_continues_bit_for_bit(make: Make) -> None:
         each(torch.randn(5, 4)).square().sum().backward()
         its_optimizer.step()
     assert tensor_sha256(loop_state(model, optimizer)) == tensor_sha256(loop_state(fresh, fresh_optimizer))
+
+
+def test_a_parameter_that_never_had_a_gradient_has_no_state_again() -> None:
+    def made() -> tuple[nn.ParameterDict, torch.optim.Optimizer]:
+        model = nn.ParameterDict({"used": torch.ones(2), "unused": torch.ones(2)})
+        return model, torch.optim.AdamW([{"params": list(model.parameters())}, {"params": []}], lr=0.1)
+
+    model, optimizer = made()
+    model["used"].sum().backward()
+    optimizer.step()
+    saved = loop_state(model, optimizer)
+    fresh, fresh_optimizer = made()
+    create_optimizer_state(fresh, fresh_optimizer)
+    with pytest.raises(StateMismatch, match=r"optimizer\.exp_avg\.unused is in only one"):
+        through_snapshot(saved, loop_state(fresh, fresh_optimizer))
+    drop_unsaved_state(fresh, fresh_optimizer, saved)
+    through_snapshot(saved, loop_state(fresh, fresh_optimizer))
+    assert tensor_sha256(loop_state(fresh, fresh_optimizer)) == tensor_sha256(saved)
+    with pytest.raises(StateMismatch, match=r"model\.new is in only one"):
+        through_snapshot(saved, saved | {"model.new": torch.ones(2)})
 
 
 def test_another_model_is_refused() -> None:

@@ -248,7 +248,13 @@ class Cluster:
         return started
 
     def start_command(
-        self, argv: list[str], world: int, *, restore: Generation | None = None, step: int | None = None
+        self,
+        argv: list[str],
+        world: int,
+        *,
+        restore: Generation | None = None,
+        step: int | None = None,
+        durable_generation: int | None = None,
     ) -> Generation:
         """Execute a command of one's own on so many ranks, each with a channel, as the agent does."""
         generation = len(self._open) + 1
@@ -268,7 +274,7 @@ class Cluster:
                     start_new_session=True,
                 )
             theirs.close()
-            self._welcome(channel, rank, world, generation, restore, step, None)
+            self._welcome(channel, rank, world, generation, restore, step, durable_generation)
             workers[rank] = Worker(rank, process.pid, channel, process=process)
         started = Generation(self, generation, workers, commit=True)
         self._open.append(started)

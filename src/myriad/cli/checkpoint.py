@@ -1,7 +1,8 @@
-"""``myriad checkpoint``: what is in a checkpoint directory, and whether it is still what was written."""
+"""``myriad checkpoint``: what is in a checkpoint directory, whether it is still what was written, and its ways in and out."""
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,11 +21,53 @@ Directory = Annotated[
 ]
 
 
+class Dtype(StrEnum):
+    FLOAT64 = "float64"
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+
+
+Keep = Annotated[
+    int,
+    typer.Option("--keep", metavar="N", min=1, help="Committed checkpoints to keep.", show_default=False),
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be removed, and remove nothing.")]
+NewFolder = Annotated[
+    Path, typer.Argument(metavar="OUT", help="The folder to write; it must not exist.", show_default=False)
+]
+Folder = Annotated[
+    Path,
+    typer.Argument(
+        metavar="FOLDER",
+        help="A Hugging Face folder: config.json and safetensors files.",
+        show_default=False,
+    ),
+]
+Into = Annotated[
+    Path,
+    typer.Argument(
+        metavar="DIR", help="The checkpoint directory to write step-0.gen-0 into.", show_default=False
+    ),
+]
+AtStep = Annotated[
+    int | None,
+    typer.Option("--step", metavar="N", min=0, help="Not the newest checkpoint.", show_default=False),
+]
+AsDtype = Annotated[
+    Dtype | None,
+    typer.Option("--dtype", help="Convert the weights; without it they are as trained.", show_default=False),
+]
+
+
 def group() -> typer.Typer:
     app = typer.Typer(help="Durable checkpoints.", rich_markup_mode=None)
     app.callback()(_group)
     app.command("ls")(ls)
     app.command("verify")(verify)
+    app.command("prune")(prune)
+    app.command("export")(export)
+    app.command("import")(import_)
     return app
 
 
@@ -68,15 +111,115 @@ def verify(directory: Directory, json: Json = False) -> None:
         raise typer.Exit(Exit.FAILED)
 
 
+def prune(directory: Directory, keep: Keep, dry_run: DryRun = False, json: Json = False) -> None:
+    """Remove all but the newest committed checkpoints.
+
+    What is not committed goes too where a newer one is; the newest committed one and all that is newer stay. A job
+    does the same by itself, with its checkpoint.keep.
+    """
+    from myriad.cli.errors import CommandError
+    from myriad.cli.output import document, say
+    from myriad.spec.units import format_bytes
+    from myriad.storage.durable import manifest
+
+    _found(directory)
+    try:
+        sizes = {each.path: manifest.stored_bytes(each.path) for each in manifest.prunable(directory, keep)}
+        gone = manifest.prunable(directory, keep) if dry_run else manifest.prune(directory, keep)
+    except manifest.CheckpointError as error:
+        raise CommandError(str(error)) from None
+    freed = sum(sizes.get(each.path, 0) for each in gone)
+    if json:
+        paths = [str(each.path) for each in gone]
+        document({"removed": paths, "freed_bytes": freed, "dry_run": dry_run})
+        return
+    for each in gone:
+        state = "committed" if each.committed else "not committed"
+        say(f"{each.path.name} ({state}): {format_bytes(sizes.get(each.path, 0))}")
+    say(f"{'would free' if dry_run else 'freed'} {format_bytes(freed)}, {len(gone)} checkpoints")
+
+
+def export(
+    directory: Directory, out: NewFolder, step: AtStep = None, dtype: AsDtype = None, json: Json = False
+) -> None:
+    """Write the model of a committed checkpoint as a Hugging Face folder of Llama's layout.
+
+    It holds config.json and safetensors; the optimizer's state stays behind. Only checkpoints of model: jobs.
+    """
+    from myriad.cli.errors import CommandError
+    from myriad.cli.output import document, say
+    from myriad.spec.units import format_bytes
+    from myriad.storage.durable.manifest import CheckpointError
+
+    huggingface = _huggingface()
+    checkpoint = _committed(directory, step)
+    try:
+        size = huggingface.export_folder(checkpoint, out, None if dtype is None else dtype.value)
+    except CheckpointError as error:
+        raise CommandError(str(error)) from None
+    if json:
+        document({"checkpoint": str(checkpoint.path), "folder": str(out), "bytes": size})
+    else:
+        say(f"{out}: the model of {checkpoint.path.name}, {format_bytes(size)}")
+
+
+def import_(folder: Folder, directory: Into, json: Json = False) -> None:
+    """Write the model of a Hugging Face folder of Llama's layout as a committed checkpoint of step 0.
+
+    Only safetensors are read; a folder with pickled weights is refused.
+    """
+    from myriad.cli.errors import CommandError
+    from myriad.cli.output import document, say
+    from myriad.spec.units import format_bytes
+    from myriad.storage.durable.manifest import CheckpointError, stored_bytes
+
+    huggingface = _huggingface()
+    try:
+        path = huggingface.import_folder(folder, directory)
+        size = stored_bytes(path)
+    except CheckpointError as error:
+        raise CommandError(str(error)) from None
+    if json:
+        document({"folder": str(folder), "checkpoint": str(path), "bytes": size})
+    else:
+        say(f"{path}: the model of {folder}, {format_bytes(size)}")
+
+
+def _huggingface() -> Any:
+    """The module that needs torch; CommandError where the core is installed alone."""
+    from myriad.cli.errors import CommandError
+
+    try:
+        from myriad.storage.durable import huggingface
+    except ModuleNotFoundError as error:
+        raise CommandError(
+            f"{error.name} is not installed here: pip install 'myriad-cluster[train]', or go where jobs run"
+        ) from None
+    return huggingface
+
+
+def _committed(directory: Path, step: int | None) -> Checkpoint:
+    """The newest committed checkpoint, of that step if one is named."""
+    from myriad.cli.errors import CommandError, Exit
+
+    committed = [each for each in _found(directory) if each.committed]
+    of_step = [each for each in committed if step is None or each.step == step]
+    if not of_step:
+        there = ", ".join(str(each.step) for each in committed) or "none"
+        what = "checkpoint" if step is None else f"checkpoint of step {step}"
+        raise CommandError(f"{directory} has no committed {what}; committed steps: {there}", Exit.NOT_FOUND)
+    return of_step[0]
+
+
 def _found(directory: Path) -> tuple[Checkpoint, ...]:
     """The checkpoints there; CommandError where there are none, or none can be listed."""
     from myriad.cli.errors import CommandError, Exit
     from myriad.storage.durable.manifest import CheckpointError, list_checkpoints
 
-    if not directory.exists():
-        raise CommandError(f"there is no directory {directory}", Exit.NOT_FOUND)
     try:
         found = list_checkpoints(directory)
+        if not found and not directory.exists():
+            raise CommandError(f"there is no directory {directory}", Exit.NOT_FOUND)
     except CheckpointError as error:
         raise CommandError(str(error)) from None
     if not found:

@@ -20,6 +20,7 @@ from myriad.spec import arithmetic
 from myriad.spec.job import JobSpec
 from myriad.storage.datasets.index import DatasetError
 from myriad.storage.datasets.loader import Loader, TokenDataset
+from myriad.storage.durable.manifest import MODEL_KEY, SEQUENCE_LENGTH_KEY
 from myriad.training.device import pick_device
 from myriad.training.mesh import Mesh, axis_sizes, build_mesh
 from myriad.training.optimizer import ShardedAdamW
@@ -86,7 +87,7 @@ def open_dataset(job: JobSpec) -> TokenDataset:
 
 def policy(job: JobSpec, job_dir: str) -> Policy:
     """When and where this job saves."""
-    assert job.optimizer is not None
+    assert job.model is not None and job.optimizer is not None and job.data is not None
     checkpoint = job.checkpoint
     return Policy(
         directory=Path(checkpoint.directory) if checkpoint.directory else Path(job_dir) / "checkpoints",
@@ -96,6 +97,7 @@ def policy(job: JobSpec, job_dir: str) -> Policy:
         keep=checkpoint.keep,
         last_step=job.optimizer.steps,
         layout=axis_sizes(job.layout),
+        meta={MODEL_KEY: job.model.model_dump(mode="json"), SEQUENCE_LENGTH_KEY: job.data.sequence_length},
     )
 
 

@@ -37,7 +37,7 @@ import atexit
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -72,6 +72,7 @@ from myriad.training.state import (
     State,
     copy_from_snapshot,
     create_optimizer_state,
+    drop_unsaved_state,
     loop_state,
     snapshot_entries,
 )
@@ -84,6 +85,8 @@ COPY_TIMEOUT_S = 120.0  # for the agent to copy a snapshot to a peer, or to give
 
 # What was saved, and the files beside the message.
 Saved = tuple[FromWorker, tuple[int, ...]]
+# The names that were saved, and on how many ranks, to the tensors that are to be overwritten.
+Fill = Callable[[Collection[str], int], State]
 
 
 class CheckpointNotCommitted(RuntimeError):
@@ -101,6 +104,7 @@ class Policy:
     keep: int = 2
     last_step: int | None = None
     layout: Mapping[str, Any] = field(default_factory=dict)
+    meta: Mapping[str, Any] = field(default_factory=dict)  # kept in the manifest
 
 
 class Step:
@@ -177,13 +181,20 @@ class Session:
         if self.welcome.tier != "none":
             create_optimizer_state(model, optimizer)
         self.phase("rendezvous")
-        return self.restore_state(lambda: loop_state(model, optimizer))
+        return self.restore_state(
+            lambda: loop_state(model, optimizer), lambda saved: drop_unsaved_state(model, optimizer, saved)
+        )
 
-    def restore_state(self, capture: Callable[[], State]) -> int:
-        """As :meth:`restore`, for a state that ``capture`` returns as live tensors, now and at each save."""
+    def restore_state(
+        self, capture: Callable[[], State], fit: Callable[[Collection[str]], None] = lambda saved: None
+    ) -> int:
+        """As :meth:`restore`, for a state that ``capture`` returns as live tensors, now and at each save.
+
+        ``fit`` is told the names that were saved before ``capture`` is asked what they are to overwrite.
+        """
         self._capture = capture
         self._group = _checkpoint_group()
-        step = self._load(capture()) if self.welcome.tier != "none" else 0
+        step = self._load(capture, fit) if self.welcome.tier != "none" else 0
         self._mark_restored()
         commtime.measure(self._clock if self._channel is not None else None)
         self.phase("restore")
@@ -248,25 +259,33 @@ class Session:
                 ) from None
             self._accept(message)
 
-    def _load(self, state: State) -> int:
-        """Overwrite ``state`` from the tier the welcome names."""
+    def _load(self, capture: Callable[[], State], fit: Callable[[Collection[str]], None]) -> int:
+        """Overwrite the live state from the tier the welcome names."""
         step = self.welcome.restore_step
         assert step is not None
-        rng = torch.get_rng_state()
-        whole = {**state, f"rng.{self.welcome.rank}": rng}
-        if not self._memory or not self._load_memory(step, whole):
-            self._load_durable(step, state, whole)
-        torch.set_rng_state(rng)
+        rng = {f"rng.{self.welcome.rank}": torch.get_rng_state()}
+
+        def state(saved: Collection[str], world_size: int) -> State:
+            """What to fill; the random states are of use to equally many ranks."""
+            fit(saved)
+            return capture() | (rng if world_size == self.welcome.world_size else {})
+
+        loaded = bool(self._memory) and self._load_memory(step, state)
+        together = self._is_everyone(not loaded)
+        if not loaded:
+            self._load_durable(step, state, self._group if together else None)
+        for each in rng.values():
+            torch.set_rng_state(each)
         return step
 
-    def _load_memory(self, step: int, whole: State) -> bool:
+    def _load_memory(self, step: int, state: Fill) -> bool:
         """From the snapshot beside the welcome. False if it is damaged and storage has the same step."""
         (fd,) = self._memory
         self._memory.clear()
         try:
             with open_snapshot(fd) as snapshot:
                 assert snapshot.step == step, (snapshot.step, step)
-                copy_from_snapshot(snapshot, whole)
+                copy_from_snapshot(snapshot, state(snapshot.entries, self.welcome.world_size))
                 self.position = snapshot.position
         except SnapshotCorrupt as error:
             if self.welcome.durable_step != step or not self.welcome.durable_generation:
@@ -277,15 +296,25 @@ class Session:
             os.close(fd)
         return True
 
-    def _load_durable(self, step: int, state: State, whole: State) -> None:
-        """From storage, in any layout; ``whole`` includes the random state, of use to equally many ranks."""
+    def _is_everyone(self, yes: bool) -> bool:
+        """Whether all ranks say yes."""
+        answer = torch.tensor(int(yes))
+        if self._group is not None:
+            dist.all_reduce(answer, op=dist.ReduceOp.MIN, group=self._group)
+        return bool(answer)
+
+    def _load_durable(self, step: int, state: Fill, group: dist.ProcessGroup | None) -> None:
+        """From storage, in any layout; in a group each file is read once for all its ranks."""
         from myriad.storage.durable.checkpoint import load
-        from myriad.storage.durable.manifest import checkpoint_path, read_manifest
 
         generation = self.welcome.restore_generation or self.welcome.durable_generation
-        path = checkpoint_path(self._policy.directory, step, generation)
-        same_size = read_manifest(path).world_size == self.welcome.world_size
-        manifest = load(self._policy.directory, step, generation, whole if same_size else state)
+        manifest = load(
+            self._policy.directory,
+            step,
+            generation,
+            lambda manifest, saved: state(saved, manifest.world_size),
+            process_group=group,
+        )
         self.position = manifest.position
 
     def _mark_restored(self) -> None:
@@ -361,6 +390,7 @@ class Session:
             self._group,
             position=self.position,
             layout=self._policy.layout,
+            meta=self._policy.meta,
         )
         self._saved_step = step
         self._unmarked.add(step)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -70,6 +70,15 @@ def create_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -
     optimizer.zero_grad(set_to_none=True)
 
 
+def drop_unsaved_state(model: nn.Module, optimizer: torch.optim.Optimizer, saved: Collection[str]) -> None:
+    """Forget the optimizer's state of parameters that were saved without: they never had a gradient before."""
+    for name, parameter in model.named_parameters():
+        name = plain_name(name)
+        keys = [key for key, value in optimizer.state[parameter].items() if isinstance(value, Tensor)]
+        if f"model.{name}" in saved and not any(f"optimizer.{key}.{name}" in saved for key in keys):
+            del optimizer.state[parameter]
+
+
 def plain_name(name: str) -> str:
     """A parameter's name without what wrappers put before it."""
     while name.startswith(_WRAPPERS):
@@ -98,7 +107,7 @@ def copy_from_snapshot(snapshot: Snapshot, state: Mapping[str, Tensor]) -> None:
         odd = min(snapshot.entries.keys() ^ state.keys())
         raise StateMismatch(
             f"{odd} is in only one of the snapshot and the model with its optimizer: the program changed "
-            "between two starts, or a parameter never had a gradient; start the job anew"
+            "between two starts; start the job anew"
         )
     for name, tensor in state.items():
         part, entry = local(tensor), snapshot.entries[name]

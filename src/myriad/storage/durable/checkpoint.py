@@ -1,26 +1,20 @@
 """Save and load a flat dict of tensors as a PyTorch DCP directory, with checksums and no pickled objects.
 
 Method: DCP writes one file a rank, synced; each rank then checksums its own files, the lists are
-gathered and the first rank writes the manifest. Loading needs no other rank: DCP plans from ``.metadata``
-which pieces the local shards need, so a newcomer loads alone and the layout may have changed in between.
-DCP itself loads a flipped byte without a word; here each file is checked before any byte of it is used.
+gathered and the first rank writes the manifest. On loading, DCP plans from ``.metadata`` which pieces the local
+shards need, so the layout may have changed in between, and a newcomer can load alone. DCP itself loads a flipped
+byte without a word; here no byte of a file is used before the file is checked (``reading``).
 
-``.metadata`` is a pickle. It is read by an unpickler that knows DCP's own data classes and nothing else;
-tensors are read with ``weights_only``; entries that are pickled objects are refused. Nothing that a
-file says is ever called.
-
-Trade-off: checksumming reads each file once more, from the page cache: 0.2 to 1 s a GB.
+Trade-off: a save reads its files once more for the checksums, from the page cache (0.2 to 1 s a GB).
 """
 
 from __future__ import annotations
 
 import contextlib
-import io
 import os
-import pickle
 import platform
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +22,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint import filesystem, metadata, state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
-from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem, SavePlan, SavePlanner
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 
 from myriad.spec.messages import FileSum
 from myriad.storage.durable.manifest import (
@@ -44,8 +38,9 @@ from myriad.storage.durable.manifest import (
     sync_directory,
     write_manifest,
 )
+from myriad.storage.durable.reading import METADATA_NAME, CheckedReader, TensorPlanner
 
-_METADATA_NAME = ".metadata"
+Choose = Callable[[Manifest, Collection[str]], Mapping[str, torch.Tensor]]
 
 
 def save(
@@ -103,11 +98,14 @@ def load(
     directory: str | os.PathLike[str],
     step: int,
     generation: int,
-    tensors: Mapping[str, torch.Tensor],
+    tensors: Mapping[str, torch.Tensor] | Choose,
     verify: bool = True,
+    process_group: dist.ProcessGroup | None = None,
 ) -> Manifest:
-    """Fill ``tensors`` (plain or DTensor, any layout) in place from a checkpoint, without other ranks.
+    """Fill ``tensors`` (plain or DTensor, any layout) in place from a checkpoint.
 
+    Without a ``process_group`` alone; with one all its ranks call together, and share what they read.
+    They may also be chosen by a function that is told the manifest and the names that were saved.
     Reads only the files that hold a piece of the local shards, each checked against the manifest before
     use. Raises CheckpointCorrupt naming the file, or CheckpointError when the checkpoint is missing or
     belongs to another model; the tensors may then be partly overwritten. No commit marker is needed: the
@@ -118,10 +116,13 @@ def load(
     if (manifest.step, manifest.generation) != (step, generation):
         raise CheckpointCorrupt(f"{path} holds step {manifest.step} of generation {manifest.generation}")
     with _sentences(directory, "read"):
-        reader = _CheckedReader(path, manifest if verify else None)
+        reader = CheckedReader(path, manifest if verify else None, process_group)
+        saved = reader.metadata.state_dict_metadata
+        if not isinstance(tensors, Mapping):
+            tensors = tensors(manifest, saved.keys())
         for name, tensor in tensors.items():
-            _check_entry(name, tensor, reader.metadata.state_dict_metadata.get(name))
-        planner = _TensorPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+            _check_entry(name, tensor, saved.get(name))
+        planner = TensorPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
         state_dict_loader.load(dict(tensors), storage_reader=reader, planner=planner, no_dist=True)
     return manifest
 
@@ -139,61 +140,6 @@ class _Writer(filesystem.FileSystemWriter):
             raise (cause or error) from None
 
 
-class _CheckedReader(filesystem.FileSystemReader):
-    """DCP's reader, which opens no file that differs from the manifest and unpickles no code.
-
-    ``metadata`` is read here at once: DCP's own call would hide what is wrong with it.
-    """
-
-    def __init__(self, path: Path, manifest: Manifest | None) -> None:
-        super().__init__(path)
-        self._directory, self._manifest = path, manifest
-        self.metadata = self._read_metadata()
-
-    def read_metadata(self, *args: Any, **kwargs: Any) -> metadata.Metadata:
-        return self.metadata
-
-    def _read_metadata(self) -> metadata.Metadata:
-        self._check(_METADATA_NAME)
-        file = self._directory / _METADATA_NAME
-        try:
-            found = _MetadataUnpickler(io.BytesIO(file.read_bytes())).load()
-        except FileNotFoundError:
-            raise CheckpointCorrupt(f"{file} is missing; use another checkpoint") from None
-        except OSError:
-            raise
-        except Exception as error:  # a damaged pickle can raise whatever its bytes spell
-            raise CheckpointCorrupt(f"{file} is no DCP metadata ({error}); use another checkpoint") from error
-        if not isinstance(found, metadata.Metadata) or not isinstance(found.storage_data, dict):
-            raise CheckpointCorrupt(f"{file} is no DCP metadata; use another checkpoint")
-        return found
-
-    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Any:
-        for name in sorted({self.storage_data[item.storage_index].relative_path for item in plan.items}):
-            self._check(name)
-        return super().read_data(plan, planner)
-
-    def _check(self, name: str) -> None:
-        if self._manifest is None:
-            return
-        file, want = self._directory / name, self._manifest.file(name)
-        if want is None:
-            raise CheckpointCorrupt(f"{file} is not in the manifest; use another checkpoint")
-        try:
-            found = file_sum(file)
-        except FileNotFoundError:
-            raise CheckpointCorrupt(f"{file} is missing; use another checkpoint") from None
-        if found != want:
-            raise CheckpointCorrupt(f"{file} fails its checksum; use another tier or an older checkpoint")
-
-
-class _TensorPlanner(DefaultLoadPlanner):
-    """Plans tensors only: DCP's own would unpickle an object entry without restriction."""
-
-    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        raise CheckpointCorrupt(f"{read_item.dest_index.fqn} is a pickled object, which is never loaded")
-
-
 def _check_entry(name: str, tensor: torch.Tensor, saved: Any) -> None:
     if saved is None:
         raise CheckpointError(f"the checkpoint has no {name}: it belongs to another model; use its own")
@@ -204,46 +150,6 @@ def _check_entry(name: str, tensor: torch.Tensor, saved: Any) -> None:
             f"{name} is {tuple(tensor.size())} {tensor.dtype} here and {tuple(saved.size)} "
             f"{saved.properties.dtype} in the checkpoint: it belongs to another model; use its own"
         )
-
-
-class _MetadataUnpickler(pickle.Unpickler):
-    """Knows the classes of DCP's metadata; anything else in the file is refused before it is called."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) in _ALLOWED:
-            return _ALLOWED[module, name]
-        if module == "torch" and isinstance(found := getattr(torch, name, None), torch.dtype):
-            return found
-        raise pickle.UnpicklingError(f"{module}.{name} is not allowed here")
-
-
-def _layout(name: str) -> torch.layout:
-    found = getattr(torch, name.removeprefix("torch."), None)
-    if not isinstance(found, torch.layout):
-        raise pickle.UnpicklingError(f"{name!r} is no tensor layout")
-    return found
-
-
-_ALLOWED: dict[tuple[str, str], Any] = {
-    **{
-        (metadata.__name__, each.__name__): each
-        for each in (
-            metadata.Metadata,
-            metadata.MetadataIndex,
-            metadata.StorageMeta,
-            metadata.TensorStorageMetadata,
-            metadata.BytesStorageMetadata,
-            metadata.ChunkStorageMetadata,
-            metadata.TensorProperties,
-            metadata._MEM_FORMAT_ENCODING,
-        )
-    },
-    (filesystem.__name__, "_StorageInfo"): filesystem._StorageInfo,
-    ("torch", "Size"): torch.Size,
-    ("torch.serialization", "_get_layout"): _layout,
-    ("pathlib", "PosixPath"): Path,
-    ("pathlib._local", "PosixPath"): Path,
-}
 
 
 @contextlib.contextmanager
@@ -279,7 +185,7 @@ def _own_files(directory: str | os.PathLike[str], path: Path, rank: int) -> File
     try:
         files = sorted(path.glob(f"__{rank}_*.distcp"))
         if rank == 0:
-            files.append(path / _METADATA_NAME)
+            files.append(path / METADATA_NAME)
             sync_directory(path.parent)
         sync_directory(path)
         return tuple(file_sum(file) for file in files)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import io
 import os
 import re
 import zlib
@@ -29,6 +30,8 @@ from myriad.spec.messages import FileSum
 FORMAT = 1
 MANIFEST_NAME = "manifest.json"
 MARKER_NAME = "COMMITTED"
+# Of a manifest's meta, in checkpoints of ``model:`` jobs: what one must know to use the weights elsewhere.
+MODEL_KEY, SEQUENCE_LENGTH_KEY = "model", "sequence_length"
 CHECKSUM_CHUNK_BYTES = 1 << 20
 _NAME = re.compile(r"step-(\d+)\.gen-(\d+)")
 
@@ -152,22 +155,37 @@ def list_checkpoints(directory: str | os.PathLike[str]) -> tuple[Checkpoint, ...
     return tuple(sorted(found, key=lambda each: (each.generation, each.step), reverse=True))
 
 
-def prune(directory: str | os.PathLike[str], keep: int) -> tuple[Checkpoint, ...]:
-    """Remove all but the ``keep`` newest committed checkpoints, and return what was removed.
-
-    Uncommitted ones older than the newest committed one go too: their writers are fenced or have moved
-    on. Newer ones stay, since somebody may be writing them, and so does everything while none is committed.
-    """
+def prunable(directory: str | os.PathLike[str], keep: int) -> tuple[Checkpoint, ...]:
+    """What :func:`prune` would remove now, newest first."""
     assert keep >= 1, keep
     checkpoints = list_checkpoints(directory)
     committed = [each for each in checkpoints if each.committed]
     if not committed:
         return ()
     older = checkpoints[checkpoints.index(committed[0]) + 1 :]
-    removed = tuple(each for each in older if each not in committed[:keep])
-    for each in removed:
+    return tuple(each for each in older if each not in committed[:keep])
+
+
+def prune(directory: str | os.PathLike[str], keep: int) -> tuple[Checkpoint, ...]:
+    """Remove all but the ``keep`` newest committed checkpoints, and return what was removed.
+
+    Uncommitted ones older than the newest committed one go too: their writers are fenced or have moved
+    on. Newer ones stay, since somebody may be writing them, and so does everything while none is committed.
+    """
+    removed = prunable(directory, keep)
+    for each in reversed(removed):  # oldest first: what an interruption leaves is the newer part
         _remove(each.path)
     return removed
+
+
+def stored_bytes(path: Path) -> int:
+    """The bytes of all files of the checkpoint directory ``path``, whole or not. Raises CheckpointError."""
+    try:
+        return sum(file.stat().st_size for file in path.iterdir())
+    except FileNotFoundError:  # the job itself prunes as well
+        return 0
+    except OSError as error:
+        raise storage_error(path.parent, error, "list") from error
 
 
 def file_sum(path: Path) -> FileSum:
@@ -177,6 +195,17 @@ def file_sum(path: Path) -> FileSum:
         while count := file.readinto(buffer):
             crc, size = zlib.crc32(buffer[:count], crc), size + count
     return FileSum(path.name, size, crc)
+
+
+def read_summed(path: Path) -> tuple[FileSum, io.BytesIO]:
+    """A file's sum as :func:`file_sum` gives it, and the very bytes that were summed, read once."""
+    with path.open("rb", buffering=0) as file:
+        stream = io.BytesIO(bytes(os.fstat(file.fileno()).st_size))
+        crc, size = 0, 0
+        with stream.getbuffer() as whole:
+            while size < len(whole) and (count := file.readinto(whole[size : size + CHECKSUM_CHUNK_BYTES])):
+                crc, size = zlib.crc32(whole[size : size + count], crc), size + count
+    return FileSum(path.name, size, crc), stream
 
 
 def damage(path: Path) -> tuple[str, ...]:
@@ -244,12 +273,16 @@ def _sha256(path: Path) -> bytes:
 
 
 def _remove(path: Path) -> None:
-    """Delete one checkpoint, marker first: what a crash leaves behind is not taken for committed."""
+    """Delete one checkpoint: marker, then manifest, then data; whatever a crash leaves does not look whole."""
     try:
-        (path / MARKER_NAME).unlink(missing_ok=True)
-        sync_directory(path)
+        for name in (MARKER_NAME, MANIFEST_NAME):
+            (path / name).unlink(missing_ok=True)
+            sync_directory(path)
         for file in path.iterdir():
-            file.unlink()
+            file.unlink(missing_ok=True)
         path.rmdir()
     except OSError as error:
+        # Another one was faster, or a writer of an old generation has just added a file: the next time takes it.
+        if error.errno in (errno.ENOENT, errno.ENOTEMPTY):
+            return
         raise storage_error(path.parent, error, "delete old checkpoints") from error
