@@ -20,6 +20,8 @@ from myriad.storage.datasets.parts import PartFolder, Recipe, write_part
 from myriad.storage.datasets.sources import Piece
 from myriad.storage.datasets.tokenizers import ByteTokenizer, ModelTokenizer, Tokenizer
 
+WORDS_FD = 1  # a pipe to the builder
+
 
 class Setup(msgspec.Struct, frozen=True):
     """The first line: ``tokenizer`` is the path of a tokenizer.json, or None for bytes."""
@@ -98,8 +100,7 @@ def _listen(lines: queue.SimpleQueue[bytes]) -> None:
 
 def _say(word: Word) -> None:
     try:
-        sys.stdout.buffer.write(msgspec.json.encode(word) + b"\n")
-        sys.stdout.buffer.flush()
+        os.write(WORDS_FD, msgspec.json.encode(word) + b"\n")
     except BrokenPipeError:
         os._exit(0)
 
