@@ -2,7 +2,7 @@
 
 Method: parts are copied in chunks, their checksums compared on the way, into files that are synced before
 they are renamed, the indices last: until then there is no data set, and after a kill the parts are still
-there to be joined again. Memory is a chunk. About 400 MB/s, most of it the SHA-256 of the tokens.
+there to be joined again. Memory is a chunk. This part is not parallel.
 """
 
 from __future__ import annotations

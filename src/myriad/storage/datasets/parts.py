@@ -6,7 +6,7 @@ range of each file) and of all that shapes its tokens, so a part that exists und
 is wanted: after a kill the same command finds what is done, whatever the number of workers was.
 
 Method: files are synced and renamed, the manifest last; checksums are compared when parts are joined.
-Trade-off: the tokens are on disk twice until the data set is published. A part costs about 10 ms.
+Trade-off: the tokens are on disk twice until the data set is published.
 """
 
 from __future__ import annotations

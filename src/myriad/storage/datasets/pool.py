@@ -2,7 +2,7 @@
 
 Each worker has one piece at a time and a pipe each way. A worker that dies, or says nothing for
 ``SILENCE_S``, is named in the error with the file it was reading; the others are killed, their unfinished
-pieces being redone by the next build. Starting one takes about 0.3 s.
+pieces being redone by the next build.
 """
 
 from __future__ import annotations

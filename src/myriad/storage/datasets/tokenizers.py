@@ -7,8 +7,7 @@ beginnings are used. What looks like a special token inside a text is encoded as
 end another.
 
 Method: a document up to 1 MiB is encoded whole; a longer one in pieces that end at a line where there is
-one. Trade-off: tokens that would cross such an end are cut, at most one a MiB. About 60 MB/s for bytes and
-2 MB/s for the others, on one core.
+one. Trade-off: tokens that would cross such an end are cut, at most one a MiB. Figures: :mod:`builder`.
 """
 
 from __future__ import annotations
