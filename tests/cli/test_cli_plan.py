@@ -82,8 +82,9 @@ def test_a_dataset_is_built_from_text(folder: Path, capsys: pytest.CaptureFixtur
     assert main(["data", "build", "text", "--out", "tokens", "--json"]) == 0
     out, told = capsys.readouterr()
     found = json.loads(out)
-    assert (found["documents"], found["tokens"], found["vocab_size"]) == (1, 6, 257)
-    assert told.startswith("left out: 1 files that are ")
+    (output,) = found["outputs"]
+    assert (output["documents"], output["tokens"], found["vocab_size"]) == (1, 6, 257)
+    assert told.startswith("left out: text/b.md")
     assert all((folder / f"tokens{suffix}").exists() for suffix in (".bin", ".idx", ".json"))
     assert main(["data", "build", "text/a.md", "--out", "tokens"]) == 0
     assert capsys.readouterr().out.startswith("tokens: 1 documents, 6 tokens, a vocabulary of 257, sha256 ")

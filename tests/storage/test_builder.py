@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 from storage_faults import mounted_tmpfs
 
-from myriad.storage.datasets import builder
-from myriad.storage.datasets.builder import build
+from myriad.storage.datasets import documents as reading
+from myriad.storage.datasets import parts, tokenizers
+from myriad.storage.datasets.builder import Progress, build
 from myriad.storage.datasets.index import DatasetError, open_index, read_sidecar, verify
 
 
@@ -37,20 +38,21 @@ def documents(prefix: Path) -> list[list[int]]:
 
 
 def test_bytes_come_out_as_they_went_in(text: Path, tmp_path: Path) -> None:
-    calls: list[tuple[int, int]] = []
-    result = build([text], tmp_path / "o" / "set", progress=lambda docs, tokens: calls.append((docs, tokens)))
+    calls: list[Progress] = []
+    (output,) = build([text], tmp_path / "o" / "set", progress=calls.append).outputs
     want = [*(text / "a.py").read_bytes(), 256], [*(text / "b.txt").read_bytes(), 256], [35, 32, 99, 256]
     assert documents(tmp_path / "o" / "set") == list(want)
-    assert (result.documents, result.tokens, result.vocab_size) == (3, sum(map(len, want)), 257)
-    assert calls[-1] == (3, result.tokens) and len(calls) == 3
+    assert (output.documents, output.tokens) == (3, sum(map(len, want)))
+    size = sum(len(each) - 1 for each in want[:2]) + 3
+    assert calls[-1] == Progress(size, size, 3, output.tokens)
     sidecar = verify(tmp_path / "o" / "set")
-    assert (sidecar.bin_sha256, sidecar.end_of_document, sidecar.dtype) == (result.sha256, 256, "uint16")
+    assert (sidecar.bin_sha256, sidecar.end_of_document, sidecar.dtype) == (output.sha256, 256, "uint16")
     assert sorted(os.listdir(tmp_path / "o")) == ["set.bin", "set.idx", "set.json"]
 
 
 def test_the_same_text_gives_the_same_files(text: Path, tmp_path: Path) -> None:
     first, second = build([text], tmp_path / "1"), build([text], tmp_path / "2")
-    assert first == second
+    assert first.outputs[0].sha256 == second.outputs[0].sha256
     assert Path(tmp_path / "1.idx").read_bytes() == Path(tmp_path / "2.idx").read_bytes()
 
 
@@ -64,32 +66,32 @@ def test_damaged_and_foreign_files_are_left_out_by_name(text: Path, tmp_path: Pa
     (text / ".hidden").mkdir()
     (text / ".hidden" / "h.py").write_text("h")
     result = build([text], tmp_path / "set")
-    assert result.documents == 3
-    assert {(Path(path).name, reason) for path, reason in result.skipped} == {
-        ("bad.txt", "not UTF-8"),
-        ("cut.txt", "not UTF-8"),
-        ("empty.py", "empty"),
-        ("gone.txt", "not a regular file"),
-        ("pipe.txt", "not a regular file"),
-    }
-    assert result.skipped_by_reason == {"not UTF-8": 2, "empty": 1, "not a regular file": 2}
+    assert result.outputs[0].documents == 3
+    assert result.left_out == (
+        f"{text / 'bad.txt'}:1: not UTF-8",
+        f"{text / 'cut.txt'}:1: not UTF-8",
+        f"{text / 'empty.py'}: empty",
+        f"{text / 'gone.txt'}: not a regular file",
+        f"{text / 'pipe.txt'}: not a regular file",
+    )
+    assert result.left_out_by_reason == {"not UTF-8": 2, "empty": 1, "not a regular file": 2}
 
 
 def test_names_are_bounded_and_counts_are_not(tmp_path: Path) -> None:
     folder = tmp_path / "many"
     folder.mkdir()
-    for i in range(builder.SKIPPED_NAMED_LIMIT + 7):
+    for i in range(parts.NAMED_LIMIT + 7):
         (folder / f"{i}.txt").touch()
     (folder / "one.txt").write_text("x")
     result = build([folder], tmp_path / "set")
-    assert len(result.skipped) == builder.SKIPPED_NAMED_LIMIT
-    assert result.skipped_by_reason == {"empty": builder.SKIPPED_NAMED_LIMIT + 7}
+    assert len(result.left_out) == parts.NAMED_LIMIT
+    assert result.left_out_by_reason == {"empty": parts.NAMED_LIMIT + 7}
 
 
-def test_a_named_file_needs_no_ending_and_folders_can_be_excluded(text: Path, tmp_path: Path) -> None:
+def test_a_named_file_needs_no_ending(text: Path, tmp_path: Path) -> None:
     (text / "LICENSE").write_text("free")
-    result = build([text / "LICENSE", text], tmp_path / "set", exclude=["deep"])
-    assert result.documents == 3 and documents(tmp_path / "set")[0] == [*b"free", 256]
+    result = build([text / "LICENSE", text], tmp_path / "set")
+    assert result.outputs[0].documents == 4 and documents(tmp_path / "set")[0] == [*b"free", 256]
 
 
 def test_a_document_larger_than_a_chunk(tmp_path: Path) -> None:
@@ -97,7 +99,7 @@ def test_a_document_larger_than_a_chunk(tmp_path: Path) -> None:
     (tmp_path / "big.txt").write_bytes(data)
     result = build([tmp_path / "big.txt"], tmp_path / "set")
     assert documents(tmp_path / "set") == [[*data, 256]]
-    assert result.tokens == len(data) + 1
+    assert result.outputs[0].tokens == len(data) + 1
 
 
 def bpe_text(prefix: Path, ids: list[int]) -> str:
@@ -115,7 +117,8 @@ def test_bpe_decodes_to_the_text(
         words = ("".join(map(chr, row)) for row in rng.integers(97, 123, (13_000, 14)))
         (text / "z.txt").write_text("\n".join(words))
     (text / "b.txt").write_text("\n".join(f"line {i} of ten thousand \u4e07" for i in range(3000)))
-    monkeypatch.setattr(builder, "CHUNK_BYTES", 10_007)  # pieces end inside lines and characters
+    for module in (reading, tokenizers):
+        monkeypatch.setattr(module, "CHUNK_BYTES", 10_007)  # pieces end inside lines and characters
     result = build([text], tmp_path / "set", "bpe", vocab_size)
     sidecar = read_sidecar(tmp_path / "set")
     assert sidecar is not None and (sidecar.tokenizer, sidecar.dtype) == ("bpe", dtype)
@@ -136,7 +139,7 @@ REFUSALS = [
     (
         "nothing readable",
         {"paths": ["bad"]},
-        r"there is no readable text in the given paths; 1 files are not UTF-8; give files or folders of UTF-8",
+        r"there is no readable text in the given paths; left out: 1 \(not UTF-8\); give files or folders of UTF-8",
     ),
 ]
 
@@ -162,7 +165,7 @@ def test_bpe_without_its_package_is_a_sentence(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(DatasetError, match=r"install myriad-cluster\[train\], or choose the bytes tokenizer"):
+    with pytest.raises(DatasetError, match=r"install myriad-cluster\[data\], or choose the bytes tokenizer"):
         build([text], tmp_path / "set", "bpe")
 
 
@@ -180,7 +183,7 @@ def test_a_full_disk_leaves_nothing_behind(text: Path, small_disk: Path) -> None
     ):
         build([text], small_disk / "set")
     assert sorted(os.listdir(small_disk)) == ["set.bin", "set.idx", "set.json"]
-    assert verify(small_disk / "set").bin_sha256 == result.sha256  # the former set is untouched
+    assert verify(small_disk / "set").bin_sha256 == result.outputs[0].sha256  # the former set is untouched
 
 
 def test_a_build_killed_in_the_middle_leaves_no_data_set(text: Path, tmp_path: Path) -> None:
@@ -197,11 +200,12 @@ def test_a_build_killed_in_the_middle_leaves_no_data_set(text: Path, tmp_path: P
 
 def test_memory_does_not_grow_with_the_corpus(tmp_path: Path) -> None:
     program = (
-        "import resource, sys\n"
+        "import sys\n"
         "from myriad.storage.datasets.builder import build\n"
-        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "def peak(): return int(open('/proc/self/status').read().split('VmHWM:')[1].split()[0])\n"
+        "before = peak()\n"
         "build([sys.argv[1]], sys.argv[2])\n"
-        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)\n"
+        "print(peak() - before)\n"
     )
     (tmp_path / "big.txt").write_bytes(b"0123456789abcde\n" * (4 << 20))  # 64 MiB
     command = [sys.executable, "-c", program, str(tmp_path / "big.txt"), str(tmp_path / "set")]

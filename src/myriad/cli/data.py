@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from myriad.cli.options import Json
 
+if TYPE_CHECKING:
+    from myriad.storage.datasets.builder import Progress
+    from myriad.storage.datasets.index import Sidecar
+
 PROGRESS_S = 1.0  # between two lines of progress
 
-
-class Tokenizer(StrEnum):
-    BYTES = "bytes"
-    BPE = "bpe"
-
-
 Paths = Annotated[
-    list[Path], typer.Argument(metavar="PATH...", help="Text files, or folders of them.", show_default=False)
+    list[Path],
+    typer.Argument(
+        metavar="PATH...",
+        help="Files of text, .jsonl (also .gz or .zst) or .parquet, or folders of them.",
+        show_default=False,
+    ),
 ]
 Out = Annotated[
     Path,
@@ -28,7 +32,43 @@ Out = Annotated[
     ),
 ]
 Kind = Annotated[
-    Tokenizer, typer.Option("--tokenizer", help="bytes: a token is a byte; bpe: trained on the text itself.")
+    str,
+    typer.Option(
+        "--tokenizer",
+        metavar="bytes|bpe|FILE",
+        help="bytes: a token is a byte; bpe: trained on the text itself; or a tokenizer.json of Hugging Face.",
+    ),
+]
+End = Annotated[
+    str | None,
+    typer.Option(
+        "--end-of-document",
+        metavar="TOKEN",
+        help="The token of the tokenizer file that ends a document; needed if it has no usual one.",
+        show_default=False,
+    ),
+]
+TextKey = Annotated[
+    str, typer.Option("--text-key", metavar="KEY", help="Where a JSONL line or Parquet row has its text.")
+]
+Share = Annotated[
+    float,
+    typer.Option(
+        "--validation",
+        metavar="SHARE",
+        min=0.0,
+        max=0.5,
+        help="The share of documents, chosen by their content's hash, that becomes PREFIX.validation.",
+    ),
+]
+Workers = Annotated[
+    int | None,
+    typer.Option(
+        "--workers", metavar="N", min=1, help="Processes; all CPUs if left out.", show_default=False
+    ),
+]
+Strict = Annotated[
+    bool, typer.Option("--strict", help="Refuse the first damaged document instead of leaving it out.")
 ]
 Prefix = Annotated[
     Path,
@@ -56,25 +96,50 @@ def _group() -> None:
 def build(
     paths: Paths,
     out: Out,
-    tokenizer: Kind = Tokenizer.BYTES,
+    tokenizer: Kind = "bytes",
     vocab_size: VocabSize = None,
+    end_of_document: End = None,
+    text_key: TextKey = "text",
+    validation: Share = 0.0,
+    workers: Workers = None,
+    strict: Strict = False,
     json: Json = False,
 ) -> None:
-    """Build a dataset from text; each file is one document."""
+    """Build a dataset from text, JSONL and Parquet.
+
+    A text file, a line of JSONL or a row of Parquet is one document. Damaged ones are left out and told by file
+    and line. A build that was killed is finished by the same command, which keeps what is done.
+    """
     import dataclasses
+    import os
 
     from myriad.cli.output import document, say, talk
     from myriad.storage.datasets.builder import build as build_dataset
 
-    result = build_dataset(paths, out, tokenizer.value, vocab_size, progress=_progress())
-    for reason, count in result.skipped_by_reason.items():
-        talk(f"left out: {count} files that are {reason}")
+    with _progress() as progress:
+        result = build_dataset(
+            paths,
+            out,
+            tokenizer,
+            vocab_size,
+            progress,
+            text_key=text_key,
+            end_of_document=end_of_document,
+            validation=validation,
+            workers=workers or len(os.sched_getaffinity(0)),
+            strict=strict,
+        )
+    for each in result.left_out:
+        talk(f"left out: {each}")
+    for reason, count in result.left_out_by_reason.items():
+        talk(f"left out in all: {count:,} ({reason})")
     if json:
-        document({"prefix": str(out), **dataclasses.asdict(result)})
-    else:
+        document(dataclasses.asdict(result))
+        return
+    for output in result.outputs:
         say(
-            f"{out}: {result.documents:,} documents, {result.tokens:,} tokens, a vocabulary of "
-            f"{result.vocab_size:,}, sha256 {result.sha256[:16]}"
+            f"{output.prefix}: {output.documents:,} documents, {output.tokens:,} tokens, a vocabulary of "
+            f"{result.vocab_size:,}, sha256 {output.sha256[:16]}"
         )
 
 
@@ -95,6 +160,12 @@ def show(prefix: Prefix, json: Json = False) -> None:
         "vocab_size": None if sidecar is None else sidecar.vocab_size,
         "tokenizer": None if sidecar is None else sidecar.tokenizer,
         "sha256": None if sidecar is None else sidecar.bin_sha256,
+        "tokenizer_sha256": None if sidecar is None else sidecar.tokenizer_sha256,
+        "sources": {} if sidecar is None else sidecar.sources,
+        "source_bytes": None if sidecar is None else sidecar.source_bytes,
+        "left_out": {} if sidecar is None else sidecar.left_out,
+        "side": None if sidecar is None else sidecar.side,
+        "validation": None if sidecar is None else sidecar.validation,
     }
     if json:
         document(facts)
@@ -106,6 +177,9 @@ def show(prefix: Prefix, json: Json = False) -> None:
     say(
         f"{prefix}: {index.documents:,} documents, {index.tokens:,} tokens of {index.dtype.name} ({size}); {made}"
     )
+    if sidecar is not None:
+        for line in _facts(sidecar):
+            say(f"  {line}")
 
 
 def verify(prefix: Prefix, json: Json = False) -> None:
@@ -120,18 +194,61 @@ def verify(prefix: Prefix, json: Json = False) -> None:
         say(f"{prefix}: as built, {sidecar.documents:,} documents, {sidecar.tokens:,} tokens")
 
 
-def _progress() -> Any:
-    """Tells documents and tokens, at most once in PROGRESS_S."""
+def _facts(sidecar: Sidecar) -> Iterator[str]:
+    """What is known beside counts: where the text is from, what of it is missing, tokenizer and split."""
+    from myriad.spec.units import format_bytes
+
+    if sidecar.sources:
+        kinds = ", ".join(f"{count:,} of {kind}" for kind, count in sidecar.sources.items())
+        yield f"from files: {kinds} ({format_bytes(sidecar.source_bytes)})"
+    for reason, count in sidecar.left_out.items():
+        yield f"left out: {count:,} ({reason})"
+    if sidecar.tokenizer_sha256 is not None:
+        yield f"tokenizer file: sha256 {sidecar.tokenizer_sha256[:16]}"
+    if sidecar.side is not None:
+        yield f"the {sidecar.side} side of a validation share of {sidecar.validation:g}"
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[Progress], None]]:
+    """A bar on a terminal, else a line with documents and tokens, at most one in PROGRESS_S."""
+    import sys
     import time
 
     from myriad.cli.output import talk
 
-    told = time.monotonic()
+    if sys.stderr.isatty():
+        with _bar() as told:
+            yield told
+        return
+    last = time.monotonic()
 
-    def tell(documents: int, tokens: int) -> None:
-        nonlocal told
-        if time.monotonic() - told >= PROGRESS_S:
-            told = time.monotonic()
-            talk(f"{documents:,} documents, {tokens:,} tokens")
+    def tell(progress: Progress) -> None:
+        nonlocal last
+        if time.monotonic() - last >= PROGRESS_S:
+            last = time.monotonic()
+            talk(f"{progress.documents:,} documents, {progress.tokens:,} tokens")
 
-    return tell
+    yield tell
+
+
+@contextmanager
+def _bar() -> Iterator[Callable[[Progress], None]]:
+    """The share of input bytes read, which is shown until the parts are joined."""
+    from rich import progress as bars
+    from rich.console import Console
+
+    columns = (
+        bars.BarColumn(),
+        bars.TaskProgressColumn(),
+        bars.TextColumn("{task.description}"),
+        bars.TimeRemainingColumn(),
+    )
+    with bars.Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("reading", total=None)
+
+        def tell(progress: Progress) -> None:
+            words = f"{progress.documents:,} documents, {progress.tokens:,} tokens"
+            bar.update(task, total=progress.total_bytes, completed=progress.read_bytes, description=words)
+
+        yield tell

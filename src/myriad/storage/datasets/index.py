@@ -43,16 +43,25 @@ class DatasetError(ValueError):
 
 
 class Sidecar(msgspec.Struct, frozen=True, kw_only=True):
-    """The ``.json`` beside a data set. ``end_of_document`` is a token id below ``vocab_size``."""
+    """The ``.json`` beside a data set. ``end_of_document`` is a token id below ``vocab_size``.
+
+    What has a default is not known of data sets built by version 0.1.
+    """
 
     documents: int
     tokens: int
     vocab_size: int
     end_of_document: int
-    tokenizer: str  # "bytes", or "bpe" with the file ``<prefix>.tokenizer.json``
+    tokenizer: str  # "bytes", or "bpe" or "file" with the file ``<prefix>.tokenizer.json``
     dtype: str
     bin_sha256: str
     idx_sha256: str
+    tokenizer_sha256: str | None = None
+    sources: dict[str, int] = {}  # files by kind
+    source_bytes: int = 0
+    left_out: dict[str, int] = {}  # files, lines and rows by reason
+    side: str | None = None  # "train" or "validation", where the documents were split
+    validation: float = 0.0  # the share asked for
 
 
 @dataclass(frozen=True)
@@ -126,8 +135,15 @@ def verify(prefix: str | os.PathLike[str]) -> Sidecar:
     index, sidecar = open_index(prefix), read_sidecar(prefix)
     if sidecar is None:
         raise DatasetError(f"{with_suffix(prefix, '.json')} is missing, so there is no hash to compare with")
-    for path, want in ((index.bin_path, sidecar.bin_sha256), (index.idx_path, sidecar.idx_sha256)):
-        if file_sha256(path) != want:
+    hashes = [(index.bin_path, sidecar.bin_sha256), (index.idx_path, sidecar.idx_sha256)]
+    if sidecar.tokenizer_sha256 is not None:
+        hashes.append((with_suffix(prefix, ".tokenizer.json"), sidecar.tokenizer_sha256))
+    for path, want in hashes:
+        try:
+            found = file_sha256(path)
+        except OSError as error:
+            raise DatasetError(f"{path} cannot be read ({error.strerror}); copy or build it again") from None
+        if found != want:
             raise DatasetError(f"{path} is not what was built: its hash differs; copy or build it again")
     return sidecar
 
