@@ -12,23 +12,25 @@ S = 2048 one core still reads more than 100 million tokens/s from the page cache
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from myriad.storage.datasets.index import DatasetError, open_index, read_sidecar
-from myriad.storage.datasets.order import samples_at
+from myriad.storage.datasets.index import DatasetError, file_sha256, open_index, read_sidecar, with_suffix
+from myriad.storage.datasets.mixture import MixtureOrder
 
 
 @dataclass(frozen=True)
 class Batch:
     """One rank's part of a global batch of which it holds ``local`` sequences of S tokens.
 
-    ``position`` is the position of the global batch's first sample; ``sample_ids`` are this rank's.
+    ``position`` is the position of the global batch's first sample; ``sample_ids`` are this rank's,
+    numbered through all sources: those of the second follow the last of the first.
     """
 
     tokens: NDArray[np.int64]  # [local, S]
@@ -48,6 +50,9 @@ class TokenDataset:
         self.index = open_index(prefix)
         sidecar = read_sidecar(prefix)
         self.vocab_size = None if sidecar is None else sidecar.vocab_size
+        self.vocabulary = (
+            None if sidecar is None else (sidecar.tokenizer, sidecar.vocab_size, _model_hash(prefix))
+        )
         self.sequence_length = sequence_length
         self.size = max(0, (self.index.tokens - 1) // sequence_length)
         if self.size == 0:
@@ -87,6 +92,26 @@ class TokenDataset:
         self.close()
 
 
+class Mixture:
+    """Data sets read as one, each with a share of the samples by its weight. Raises DatasetError."""
+
+    def __init__(self, datasets: Sequence[TokenDataset], weights: Sequence[float]) -> None:
+        assert len(datasets) == len(weights) > 0, (len(datasets), len(weights))
+        self.datasets, self.weights = tuple(datasets), tuple(weights)
+        self.sequence_length = datasets[0].sequence_length
+        assert all(each.sequence_length == self.sequence_length for each in datasets)
+        self.first_ids = tuple(itertools.accumulate((each.size for each in datasets[:-1]), initial=0))
+        for other in datasets[1:]:
+            if other.vocabulary != datasets[0].vocabulary:
+                raise DatasetError(
+                    f"{datasets[0].index.prefix} and {other.index.prefix} are not of one tokenizer and "
+                    "vocabulary, so their token ids mean different text: build both with the same tokenizer"
+                )
+
+    def order(self, seed: int) -> MixtureOrder:
+        return MixtureOrder(seed, [each.size for each in self.datasets], self.weights)
+
+
 class Loader:
     """The batches of one data-parallel rank, from ``start_position`` on.
 
@@ -100,7 +125,7 @@ class Loader:
 
     def __init__(
         self,
-        dataset: TokenDataset,
+        data: TokenDataset | Mixture,
         seed: int,
         global_batch: int,
         dp_rank: int,
@@ -115,7 +140,8 @@ class Loader:
             dp_size,
         )
         assert start_position >= 0, start_position
-        self.dataset, self.seed, self.global_batch, self.on_end = dataset, seed, global_batch, on_end
+        self.mixture = data if isinstance(data, Mixture) else Mixture([data], [1])
+        self.order, self.global_batch, self.on_end = self.mixture.order(seed), global_batch, on_end
         self.local = global_batch // dp_size
         self.position = start_position
         self._first_slot = dp_rank * self.local
@@ -131,15 +157,16 @@ class Loader:
         if self.on_end == "refuse":
             self._refuse_beyond_end(end)
         mine = positions[self._first_slot : self._first_slot + self.local]
-        ids = samples_at(self.seed, mine, self.dataset.size)
-        tokens = np.empty((self.local, self.dataset.sequence_length), np.int64)
+        sources, ids = self.order.samples_at(mine)
+        tokens = np.empty((self.local, self.mixture.sequence_length), np.int64)
         labels = np.empty_like(tokens)
-        for slot, sample_id in enumerate(ids):
-            row = self.dataset.read(int(sample_id))
+        for slot, (source, sample_id) in enumerate(zip(sources, ids, strict=True)):
+            row = self.mixture.datasets[source].read(int(sample_id))
             tokens[slot] = row[:-1]
             labels[slot] = row[1:]
         self.position = end
-        return Batch(tokens, labels, tuple(ids.tolist()), int(positions[0]))
+        numbers = ids + np.array(self.mixture.first_ids, np.int64)[sources]
+        return Batch(tokens, labels, tuple(numbers.tolist()), int(positions[0]))
 
     def _positions(self) -> NDArray[np.int64]:
         """The next ``global_batch`` positions outside the skipped ranges, int64 [global_batch]."""
@@ -158,9 +185,16 @@ class Loader:
         return np.concatenate(parts)
 
     def _refuse_beyond_end(self, end: int) -> None:
-        if end > self.dataset.size:
-            raise DatasetError(
-                f"{self.dataset.index.bin_path} has {self.dataset.size} samples of "
-                f"{self.dataset.sequence_length} tokens, and this batch needs {end}: add text, lower "
-                "data.global_batch or optimizer.steps, or set data.on_end to repeat"
-            )
+        for dataset, need in zip(self.mixture.datasets, self.order.consumed(end), strict=True):
+            if need > dataset.size:
+                raise DatasetError(
+                    f"{dataset.index.bin_path} has {dataset.size} samples of "
+                    f"{dataset.sequence_length} tokens, and this batch needs {need}: add text, lower "
+                    "data.global_batch or optimizer.steps, or set data.on_end to repeat"
+                )
+
+
+def _model_hash(prefix: str | os.PathLike[str]) -> str | None:
+    """What tells two trained tokenizers of equal size apart; None for one that has no file."""
+    path = with_suffix(prefix, ".tokenizer.json")
+    return file_sha256(path) if path.exists() else None
