@@ -270,6 +270,22 @@ def test_refusals_of_a_document(text: str, sentence: str) -> None:
             ),
         ),
         ({"layout__schedule": "zb"}, 'layout.schedule is "zb", but it must be "1f1b" or "gpipe"'),
+        (
+            {"data__path": None},
+            "data: data has neither path nor sources; give the path of one dataset, or sources with a weight each",
+        ),
+        (
+            {"data__sources": [{"path": "a"}]},
+            "data: data has both path and sources; give the path of one dataset, or sources with a weight each",
+        ),
+        (
+            {"data__path": None, "data__sources": [{"path": "a"}, {"path": "a", "weight": 2}]},
+            "data: data.sources names a twice; name it once, with the weights added up",
+        ),
+        (
+            {"data__path": None, "data__sources": [{"path": "a", "weight": 0}]},
+            "data.sources[0].weight is 0, but it must be more than 0",
+        ),
         ({"data__path": " "}, "data.path: the path is empty; write the path of a file or folder"),
     ],
 )

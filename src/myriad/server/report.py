@@ -134,11 +134,14 @@ def _steps(
 ) -> dict[str, Any]:
     data = records.spec.get("data") or {}
     own = losses(steps)
+    seen_once = samples_seen_once(
+        steps, data.get("global_batch"), beside.epoch_samples, beside.expected_samples
+    )
+    if data.get("sources") and beside.expected_samples is None:
+        seen_once = None  # each source has epochs of its own, and the sets are no longer there to ask
     found: dict[str, Any] = {
         "losses": own,
-        "sample_ids_seen_once": samples_seen_once(
-            steps, data.get("global_batch"), beside.epoch_samples, beside.expected_samples
-        ),
+        "sample_ids_seen_once": seen_once,
         "redone_steps": redone_steps(steps),
         "redone_losses_equal": redone_losses_equal(steps),
         "executions": _executions(records, reports, steps),

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from myriad.control.accounting import JobRecords
 from myriad.control.records import ClusterRecord, JobRecord, NodeRecord, SpecRecord
 from myriad.operations.exactly_once import Expected
@@ -16,7 +18,7 @@ from myriad.runtime.store import StateReader
 from myriad.server.report import Beside, build_report
 from myriad.server.views import Moment, allocations, generations
 from myriad.spec.cluster import ClusterSpec
-from myriad.spec.job import JobSpec
+from myriad.spec.job import DataSpec, JobSpec
 
 
 def job_report(state: StateDir, at: Moment, job: JobRecord, reference: JobRecord | None) -> dict[str, Any]:
@@ -63,23 +65,21 @@ def predicted(state: StateDir, reader: StateReader, records: JobRecords) -> Plan
 def expected_samples(spec: Mapping[str, Any]) -> Expected | None:
     """The sample ids of each step by the dataset's own order; None for a command or when the dataset is gone."""
     from myriad.storage.datasets.index import DatasetError
-    from myriad.storage.datasets.loader import TokenDataset
-    from myriad.storage.datasets.order import samples
+    from myriad.storage.datasets.loader import open_mixture
 
-    data = spec.get("data")
-    if data is None:
+    if spec.get("data") is None:
         return None
-    batch, seed = int(data["global_batch"]), int(spec["seed"])
+    data, place = DataSpec.model_validate(spec["data"]), Path(spec.get("workdir") or ".")
     try:
-        with TokenDataset(
-            Path(spec.get("workdir") or ".") / data["path"], data["sequence_length"]
-        ) as dataset:
-            size = dataset.size
+        parts = [(place / part.path, part.weight) for part in data.parts]
+        with open_mixture(parts, data.sequence_length) as mixture:
+            order = mixture.order(int(spec["seed"]))
     except (DatasetError, OSError):
         return None
 
     def of_step(step: int) -> list[int]:
-        return [int(sample) for sample in samples(seed, (step - 1) * batch, batch, size)]
+        positions = np.arange((step - 1) * data.global_batch, step * data.global_batch, dtype=np.int64)
+        return mixture.numbered(*order.samples_at(positions))
 
     return of_step
 

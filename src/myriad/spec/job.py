@@ -171,13 +171,37 @@ class LayoutSpec(Spec):
         return " x ".join(named) or "one rank"
 
 
-class DataSpec(Spec):
-    """A token dataset (the path without .bin/.idx) and how much of it a step consumes."""
+class SourceSpec(Spec):
+    """One token dataset of a mixture, and its weight beside the others'."""
 
     path: Path
+    weight: Positive = 1.0
+
+
+class DataSpec(Spec):
+    """A token dataset (``path`` without .bin/.idx) or a mixture of several, and how much of it a step consumes."""
+
+    path: Path | None = None
+    sources: list[SourceSpec] = Field(default_factory=list)
     sequence_length: Count  # tokens
     global_batch: Count  # sequences per optimizer step
     on_end: Literal["repeat", "refuse"] = "repeat"
+
+    @property
+    def parts(self) -> list[SourceSpec]:
+        """Every dataset; one path alone is a mixture of one."""
+        return self.sources if self.path is None else [SourceSpec(path=self.path)]
+
+    @model_validator(mode="after")
+    def _check(self) -> DataSpec:
+        if (self.path is None) == (not self.sources):
+            found = "neither path nor sources" if self.path is None else "both path and sources"
+            raise SpecError(f"data has {found}; give the path of one dataset, or sources with a weight each")
+        paths = [source.path for source in self.sources]
+        twice = next((path for path in paths if paths.count(path) > 1), None)
+        if twice is not None:
+            raise SpecError(f"data.sources names {twice} twice; name it once, with the weights added up")
+        return self
 
 
 class OptimizerSpec(Spec):

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from myriad.spec import arithmetic
 from myriad.spec.job import JobSpec
 from myriad.storage.datasets.index import DatasetError
-from myriad.storage.datasets.loader import Loader, TokenDataset
+from myriad.storage.datasets.loader import Loader, Mixture, open_mixture
 from myriad.storage.durable.manifest import MODEL_KEY, SEQUENCE_LENGTH_KEY
 from myriad.training.device import pick_device
 from myriad.training.mesh import Mesh, axis_sizes, build_mesh
@@ -35,7 +35,7 @@ def train(job: JobSpec, session: Session) -> None:
     """Run ``job`` from where ``session`` says to its last step. All ranks of the job call it."""
     assert job.model is not None and job.optimizer is not None and job.data is not None
     welcome = session.welcome
-    with open_dataset(job) as dataset:
+    with open_data(job) as data:
         device = pick_device(welcome.local_rank)
         torch.manual_seed(job.seed)
         join(welcome.rank, welcome.world_size, welcome.generation, device)
@@ -49,7 +49,7 @@ def train(job: JobSpec, session: Session) -> None:
         start = session.restore_state(lambda: state)
         optimizer.restored(start)
         loader = Loader(
-            dataset,
+            data,
             job.seed,
             job.data.global_batch,
             mesh.dp_rank,
@@ -72,17 +72,19 @@ def train(job: JobSpec, session: Session) -> None:
     dist.destroy_process_group()
 
 
-def open_dataset(job: JobSpec) -> TokenDataset:
-    """The job's data set. Raises DatasetError, before any rank has waited for another."""
+def open_data(job: JobSpec) -> Mixture:
+    """The job's data set, or the mixture of several. Raises DatasetError, before any rank has waited for another."""
     assert job.model is not None and job.data is not None
-    dataset = TokenDataset(job.data.path, job.data.sequence_length)
-    if dataset.vocab_size is not None and dataset.vocab_size > job.model.vocab_size:
-        dataset.close()
-        raise DatasetError(
-            f"the data set {job.data.path} has token ids up to {dataset.vocab_size - 1}, and model.vocab_size is "
-            f"{job.model.vocab_size}: set model.vocab_size to at least {dataset.vocab_size}"
-        )
-    return dataset
+    parts = [(part.path, part.weight) for part in job.data.parts]
+    mixture = open_mixture(parts, job.data.sequence_length)
+    for dataset in mixture.datasets:
+        if dataset.vocab_size is not None and dataset.vocab_size > job.model.vocab_size:
+            mixture.close()
+            raise DatasetError(
+                f"the data set {dataset.index.prefix} has token ids up to {dataset.vocab_size - 1}, and "
+                f"model.vocab_size is {job.model.vocab_size}: set model.vocab_size to at least {dataset.vocab_size}"
+            )
+    return mixture
 
 
 def policy(job: JobSpec, job_dir: str) -> Policy:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
@@ -111,6 +112,31 @@ class Mixture:
     def order(self, seed: int) -> MixtureOrder:
         return MixtureOrder(seed, [each.size for each in self.datasets], self.weights)
 
+    def numbered(self, sources: NDArray[np.int64], ids: NDArray[np.int64]) -> list[int]:
+        """Sample ids numbered through all sources: those of the second follow the last of the first."""
+        numbers = ids + np.array(self.first_ids, np.int64)[sources]
+        return [int(number) for number in numbers]
+
+    def close(self) -> None:
+        for each in self.datasets:
+            each.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def open_mixture(parts: Sequence[tuple[str | os.PathLike[str], float]], sequence_length: int) -> Mixture:
+    """The data sets with these prefixes and weights, read as one. Raises DatasetError."""
+    with ExitStack() as stack:
+        datasets = [stack.enter_context(TokenDataset(prefix, sequence_length)) for prefix, _ in parts]
+        mixture = Mixture(datasets, [weight for _, weight in parts])
+        mixture.order(0)  # refuses weights that come to nothing
+        stack.pop_all()
+        return mixture
+
 
 class Loader:
     """The batches of one data-parallel rank, from ``start_position`` on.
@@ -165,8 +191,8 @@ class Loader:
             tokens[slot] = row[:-1]
             labels[slot] = row[1:]
         self.position = end
-        numbers = ids + np.array(self.mixture.first_ids, np.int64)[sources]
-        return Batch(tokens, labels, tuple(numbers.tolist()), int(positions[0]))
+        numbers = self.mixture.numbered(sources, ids)
+        return Batch(tokens, labels, tuple(numbers), int(positions[0]))
 
     def _positions(self) -> NDArray[np.int64]:
         """The next ``global_batch`` positions outside the skipped ranges, int64 [global_batch]."""
