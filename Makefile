@@ -16,7 +16,7 @@ setup: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt
 	@test "$$(uname -s)" = Linux || { echo "Myriad runs on Linux only (it needs memfd, pidfd and parent-death signals); this is $$(uname -s)."; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Myriad needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) -V); set PYTHON=/path/to/python3.11."; exit 1; }
-	@echo "making $(VENV): downloads PyTorch 2.13 (200 MB for CPU, more where pip finds the ordinary build) pyarrow (55 MB), transformers (14 MB) and about 70 small packages"
+	@echo "making $(VENV): downloads PyTorch 2.13 (200 MB for CPU, more where pip finds the ordinary build), pyarrow (55 MB), transformers (14 MB) and about 70 small packages"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch numpy
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
