@@ -44,6 +44,7 @@ from myriad.spec.messages import (
     Peer,
     PhaseDone,
     RankPlan,
+    SaveFailed,
     ShardsSaved,
     SnapshotTaken,
     StartStore,
@@ -388,6 +389,8 @@ class Agent:
                     self._copier.add(copy)
             case ShardsSaved():
                 self._orders.shards_saved(member, message.shards)
+            case SaveFailed():
+                self._orders.save_failed(member, message.error)
             case Failure():
                 self._orders.failing(member, process, message)
 

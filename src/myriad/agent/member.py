@@ -57,6 +57,7 @@ class Member:
     holdings: tuple[Holding, ...] = ()
     error: str = ""
     copy_error: str = ""  # why the last snapshot has no copy on another node
+    save_error: str = ""  # why the last durable checkpoint was not written
     next: StartStore | StartWorkers | StopWorkers | None = None
     failed_s: float | None = None  # monotonic: first bad exit
 
@@ -88,6 +89,7 @@ class Member:
         self.shards = {}
         self.error = ""
         self.copy_error = ""
+        self.save_error = ""
         self.failed_s = None
 
     def pass_phase(self, rank: int, phase: str, now_s: float) -> bool:
@@ -102,6 +104,7 @@ class Member:
     def shard_saved(self, shard: ShardSet) -> bool:
         """Note one rank's durable shard; True when now all ranks here have saved that step."""
         self.shards[shard.rank] = shard
+        self.save_error = ""
         return {r for r, s in self.shards.items() if s.step == shard.step} >= self.ranks
 
     def committed(self, step: int) -> None:
@@ -154,4 +157,5 @@ class Member:
             holdings=self.holdings,
             error=self.error,
             copy_error=self.copy_error,
+            save_error=self.save_error,
         )

@@ -205,6 +205,12 @@ class Orders:
         if member.shard_saved(shards):
             self._tell(member)
 
+    def save_failed(self, member: Member, error: str) -> None:
+        """A durable checkpoint was not written: said once, however many ranks say the same."""
+        if member.save_error != error:
+            member.save_error = error
+            self._tell(member)
+
     def failing(self, member: Member, process: Process, failure: Failure) -> None:
         """A worker says why it is about to exit."""
         assert process.rank is not None

@@ -47,6 +47,7 @@ def _facts(view: dict[str, Any]) -> list[tuple[str, str | None]]:
     code, durable = view["exit_code"], view["durable_step"]
     return [
         ("detail", view["detail"]),
+        ("alert", "; ".join(view["alerts"])),
         ("submitted", f"{view['submitted']}, waited {duration(view['waited_s'])}"),
         ("run time", None if view["run_s"] is None else duration(view["run_s"])),
         ("time limit", view["time_limit"]),

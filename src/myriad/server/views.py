@@ -93,6 +93,7 @@ class JobView(JobSummary):
     members: list[MemberView]
     spares: list[str]
     lost: list[str]
+    alerts: list[str]  # what goes wrong while the job goes on
     copies: str  # where the nodes keep copies of each other's snapshots, or why they do not
     time_limit: str | None
     failure: dict[str, Any] | None
@@ -200,6 +201,7 @@ def job_view(at: Moment, job: JobRecord) -> JobView:
         members=_members(at, job, allocation),
         spares=list(allocation.spares) if allocation else [],
         lost=list(allocation.lost) if allocation else [],
+        alerts=_alerts(at, job, allocation),
         copies=copies(at.reader, allocation),
         time_limit=None if job.time_limit_s is None else iso(job.time_limit_s),
         failure=None
@@ -325,6 +327,16 @@ def allocations(reader: StateReader, job: str) -> list[AllocationRecord]:
 
 def _newest_allocation(at: Moment, job: str) -> AllocationRecord | None:
     return next(reversed(allocations(at.reader, job)), None)
+
+
+def _alerts(at: Moment, job: JobRecord, allocation: AllocationRecord | None) -> list[str]:
+    """Checkpoints that were not written since the last one that was; all ranks of a job fail alike."""
+    found: list[str] = []
+    for node in allocation.nodes if allocation and job.status.allocated else ():
+        member = at.reader.record(MemberRecord, f"{job.id}/{node}")
+        if member is not None and member.status is not None and member.status.save_error not in ("", *found):
+            found.append(member.status.save_error)
+    return found
 
 
 def _members(at: Moment, job: JobRecord, allocation: AllocationRecord | None) -> list[MemberView]:

@@ -402,6 +402,9 @@ class VirtualAgent:
         shards = ShardSet(rank=worker.rank, step=step, seconds=0.1, files=())
         self.heard(worker, lambda member: self.orders.shards_saved(member, shards))
 
+    def save_failed(self, worker: Worker) -> None:
+        self.heard(worker, lambda member: self.orders.save_failed(member, "the storage is full"))
+
     def failing(self, worker: Worker, failure: Failure) -> None:
         self.heard(worker, lambda member: self.orders.failing(member, worker.process, failure))
 

@@ -27,6 +27,8 @@ RENDEZVOUS_DEADLINE_S = 120.0
 SAVE_S = 0.05
 SAVE_SLOW_S = 20.0
 COMMIT_DEADLINE_S = 60.0  # for the commit of the last checkpoint
+SAVE_RETRIES_S = 600.0
+SAVE_RETRY_S = 2.0
 COPY_LOOK_S = 0.05  # between two looks at whether a copy is made
 PEER_LOST_S = 0.05  # until a rank notices that another has gone
 
@@ -166,11 +168,17 @@ class Run:
         durable = step % self._plan.save_every == 0 or step == self._plan.steps
         wall_s = self._heap.now - self._began_s
         self._began_s = self._heap.now
-        if durable:
+        if durable and self._storage_takes():
             self._save(
                 step, lambda worker: self._stepped(worker, step, wall_s, durable=True), self._next_step
             )
             return
+        if durable and self._never_saved():
+            self._all_fail("CheckpointError")
+            return
+        if durable:
+            for worker in self.workers.values():
+                worker.agent.save_failed(worker)
         for worker in self.workers.values():
             self._stepped(worker, step, wall_s, durable=False)
         self._next_step()
@@ -181,14 +189,19 @@ class Run:
         else:
             worker.end(self._plan.fails_with)
 
+    def _never_saved(self) -> bool:
+        return self._saved_step is None and self.workers[0].order.durable_step is None
+
+    def _all_fail(self, error_class: str) -> None:
+        for worker in self.workers.values():
+            worker.fail(error_class)
+
+    def _storage_takes(self) -> bool:
+        return self._heap.now >= self._cluster.storage.fails_until
+
     def _save(self, step: int, wrote: Callable[[Worker], None], then: Callable[[], None]) -> None:
         """Write the durable checkpoint of ``step``: each rank its part in its own time, and then all go on."""
         storage = self._cluster.storage
-        if self._heap.now < storage.fails_until:
-            for worker in self.workers.values():
-                worker.fail("OSError")
-            return
-
         longest_s = SAVE_SLOW_S if self._heap.now < storage.slow_until else SAVE_S
 
         def write(worker: Worker) -> None:
@@ -252,12 +265,19 @@ class Run:
             samples=(step,) if worker.rank == 0 else (),
         )
 
-    def _finish(self) -> None:
+    def _finish(self, deadline_s: float | None = None) -> None:
         step = self.workers[0].step
-        if step not in (self._saved_step, self.workers[0].order.durable_step):
-            self._save(step, lambda worker: self._hand_over(worker, step, durable=True), self._await_commit)
-        else:
+        deadline_s = self._heap.now + SAVE_RETRIES_S if deadline_s is None else deadline_s
+        if step in (self._saved_step, self.workers[0].order.durable_step):
             self._await_commit()
+        elif self._storage_takes():
+            self._save(step, lambda worker: self._hand_over(worker, step, durable=True), self._await_commit)
+        elif self._never_saved():
+            self._all_fail("CheckpointError")
+        elif self._heap.now < deadline_s:
+            self._later(SAVE_RETRY_S, lambda: self._finish(deadline_s))
+        else:
+            self._all_fail("CheckpointNotSaved")
 
     def _await_commit(self, deadline_s: float | None = None) -> None:
         deadline_s = self._heap.now + COMMIT_DEADLINE_S if deadline_s is None else deadline_s

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import msgspec
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 
 # The phases a generation's worker passes, in order.
 Phase = Literal["fork", "rendezvous", "restore", "first_step"]
@@ -126,6 +126,7 @@ class MemberStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     holdings: tuple[Holding, ...] = ()
     error: str = ""  # why the agent itself could not do what was asked (one sentence)
     copy_error: str = ""  # why the last snapshot was not copied to a peer
+    save_error: str = ""  # why the last durable checkpoint was not written; training goes on
 
 
 # ---------------------------------------------------------------- agent -> controller
@@ -330,6 +331,12 @@ class ShardsSaved(Message, frozen=True):
     shards: ShardSet
 
 
+class SaveFailed(Message, frozen=True):
+    """The storage did not take a durable checkpoint, on all ranks alike; training goes on without it."""
+
+    error: str
+
+
 class Failure(Message, frozen=True):
     """The worker is about to exit because of this exception."""
 
@@ -339,7 +346,7 @@ class Failure(Message, frozen=True):
 
 
 ToWorker = WorkerWelcome | Committed | Copied
-FromWorker = PhaseDone | StepDone | SnapshotTaken | ShardsSaved | Failure
+FromWorker = PhaseDone | StepDone | SnapshotTaken | ShardsSaved | SaveFailed | Failure
 
 
 # ---------------------------------------------------------------- agent <-> template

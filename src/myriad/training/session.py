@@ -55,6 +55,7 @@ from myriad.spec.messages import (
     FromWorker,
     Phase,
     PhaseDone,
+    SaveFailed,
     ShardSet,
     ShardsSaved,
     SnapshotTaken,
@@ -80,6 +81,8 @@ from myriad.training.state import (
 CHANNEL_VARIABLE = "MYRIAD_CHANNEL_FD"
 WELCOME_TIMEOUT_S = 60.0  # the agent sends it right after the fork
 COMMIT_TIMEOUT_S = 60.0  # for the controller to journal the last checkpoint
+SAVE_RETRIES_S = 600.0  # for storage that is gone to come back, at the end of a job
+SAVE_RETRY_S = 2.0
 COPY_TIMEOUT_S = 120.0  # for the agent to copy a snapshot to a peer, or to give up
 
 
@@ -87,6 +90,10 @@ COPY_TIMEOUT_S = 120.0  # for the agent to copy a snapshot to a peer, or to give
 Saved = tuple[FromWorker, tuple[int, ...]]
 # The names that were saved, and on how many ranks, to the tensors that are to be overwritten.
 Fill = Callable[[Collection[str], int], State]
+
+
+class CheckpointNotSaved(RuntimeError):
+    """The storage did not take the last checkpoint in all the time there was."""
 
 
 class CheckpointNotCommitted(RuntimeError):
@@ -159,6 +166,7 @@ class Session:
         self._peer_step = self._copied_step = (
             0  # the last one handed over to be copied, and the last one that was
         )
+        self._save_error = ""
         self._unmarked: set[int] = set()  # steps this generation has saved and nobody has confirmed
         self._group: dist.ProcessGroup | None = None
         self._first = True
@@ -232,14 +240,34 @@ class Session:
         if self._channel is None or last is None:
             return
         with self.saving():
-            if self._saved_step != last:
-                self._hand_over(self._save(last, durable=True))
+            self._save_last(last)
             self._wait_for_commit(last)
+            self._mark_last()
         if self._last_report is not None:
             lap, report = self._clock.lap(), self._last_report
             saving_s = report.checkpoint_s + lap.parts_s.get("checkpoint", 0.0)
             whole = structs.replace(report, wall_s=report.wall_s + lap.wall_s, checkpoint_s=saving_s)
             self._send(StepDone(report=whole))
+
+    def _save_last(self, last: int) -> None:
+        """The last step must be on storage: try until it is, or for SAVE_RETRIES_S. Raises CheckpointNotSaved."""
+        deadline = time.monotonic() + SAVE_RETRIES_S
+        while self._saved_step != last:
+            self._hand_over(self._save(last, durable=True))
+            if self._saved_step != last:
+                # All ranks failed alike, and all must agree on whether to try again.
+                if self._is_everyone(time.monotonic() >= deadline):
+                    raise CheckpointNotSaved(
+                        f"the checkpoint of step {last} could not be written for {SAVE_RETRIES_S:g} s: {self._save_error}"
+                    )
+                time.sleep(SAVE_RETRY_S)
+
+    def _mark_last(self) -> None:
+        """The last checkpoint's marker, if the storage was away when its commit was heard."""
+        deadline = time.monotonic() + SAVE_RETRIES_S
+        while self._committed_step in self._unmarked and time.monotonic() < deadline:
+            time.sleep(SAVE_RETRY_S)
+            self._mark(self._committed_step)
 
     def saving(self) -> AbstractContextManager[None]:
         """Time inside counts as that of a checkpoint: for what a program itself writes at the end."""
@@ -360,16 +388,15 @@ class Session:
         assert self._capture is not None, "restore() comes before the first step"
         state = {**self._capture(), f"rng.{self.welcome.rank}": torch.get_rng_state()}
         fd, size, crc32 = write_snapshot(snapshot_entries(state), step, {}, position=self.position)
-        taken = SnapshotTaken(step=step, size=size, crc32=crc32, durable=durable, peer=peer)
-        saved: list[Saved] = [(taken, (fd,))]
         self._peer_step = step if peer else self._peer_step
         try:
-            if durable:
-                saved.append((self._save_durable(step, state), ()))
+            said = self._save_durable(step, state) if durable else None
         except BaseException:
             os.close(fd)
             raise
-        return saved
+        on_storage = isinstance(said, ShardsSaved)
+        taken = SnapshotTaken(step=step, size=size, crc32=crc32, durable=on_storage, peer=peer)
+        return [(taken, (fd,))] if said is None else [(taken, (fd,)), (said, ())]
 
     def _hand_over(self, saved: list[Saved]) -> None:
         """Give the agent what was saved; from here on it can be restarted from."""
@@ -378,25 +405,38 @@ class Session:
             for fd in fds:
                 os.close(fd)
 
-    def _save_durable(self, step: int, state: State) -> ShardsSaved:
+    def _save_durable(self, step: int, state: State) -> ShardsSaved | SaveFailed:
+        """All ranks together. Where the storage does not take it they all fail alike, and go on without it unless
+        none of the job's has ever been written: then it is not the storage that is gone, but the place that is wrong."""
         from myriad.storage.durable.checkpoint import save
+        from myriad.storage.durable.manifest import CheckpointError
 
         began = time.monotonic()
-        files = save(
-            self._policy.directory,
-            step,
-            self.welcome.generation,
-            state,
-            self._group,
-            position=self.position,
-            layout=self._policy.layout,
-            meta=self._policy.meta,
-        )
+        try:
+            files = save(
+                self._policy.directory,
+                step,
+                self.welcome.generation,
+                state,
+                self._group,
+                position=self.position,
+                layout=self._policy.layout,
+                meta=self._policy.meta,
+            )
+        except CheckpointError as error:
+            if self._saved_step is None:
+                raise
+            return self._failed(f"the checkpoint of step {step} was not written: {error}")
         self._saved_step = step
         self._unmarked.add(step)
         seconds = time.monotonic() - began
         shards = ShardSet(rank=self.welcome.rank, step=step, seconds=seconds, files=files)
         return ShardsSaved(shards=shards)
+
+    def _failed(self, error: str) -> SaveFailed:
+        print(error, file=sys.stderr, flush=True)
+        self._save_error = error
+        return SaveFailed(error=error)
 
     def _take_committed(self) -> None:
         """Act on confirmations that have arrived, without waiting."""
@@ -411,13 +451,26 @@ class Session:
             return
         assert isinstance(message, Committed), message
         self._committed_step = message.step
-        if self.welcome.rank != 0 or message.step not in self._unmarked:
-            return
-        self._unmarked.discard(message.step)
-        from myriad.storage.durable.manifest import checkpoint_path, commit_marker, prune
+        if message.step in self._unmarked:
+            self._mark(message.step)
 
-        commit_marker(checkpoint_path(self._policy.directory, message.step, self.welcome.generation))
-        prune(self._policy.directory, self._policy.keep)
+    def _mark(self, step: int) -> None:
+        """Rank 0 marks a committed checkpoint of this generation and removes old ones, as far as the storage lets it."""
+        from myriad.storage.durable.manifest import CheckpointError, checkpoint_path, commit_marker, prune
+
+        try:
+            if self.welcome.rank == 0:
+                commit_marker(checkpoint_path(self._policy.directory, step, self.welcome.generation))
+                self._unmarked.discard(step)
+                prune(self._policy.directory, self._policy.keep)
+        except CheckpointError as error:
+            self._send(
+                self._failed(
+                    f"the checkpoint of step {step} was not marked, or old ones not removed: {error}"
+                )
+            )
+        else:
+            self._unmarked.discard(step)
 
     def _report(self, step: Step, lap: Lap) -> StepReport:
         parts = lap.parts_s
