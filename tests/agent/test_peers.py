@@ -138,16 +138,24 @@ def test_a_flipped_bit_on_the_way_is_no_copy() -> None:
     play(story)
 
 
+async def first_half(holder: Holder) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, bytes]:
+    """Send half of a copy; the connection, and the other half."""
+    fd, size, crc32 = snapshot(5)
+    whole = os.pread(fd, size, 0)
+    os.close(fd)
+    reader, writer = await asyncio.open_connection("127.0.0.1", holder.peer.port)
+    put = Put(job="j1", generation=2, proof=proof(TOKEN, "j1", 2), rank=3, step=5, size=size, crc32=crc32)
+    writer.write(msgspec.json.encode(put) + b"\n" + whole[: size // 2])
+    await writer.drain()
+    return reader, writer, whole[size // 2 :]
+
+
 def test_a_copy_that_breaks_off_is_no_copy() -> None:
     async def story(holder: Holder) -> None:
-        fd, size, crc32 = snapshot(5)
-        reader, writer = await asyncio.open_connection("127.0.0.1", holder.peer.port)
-        put = Put(job="j1", generation=2, proof=proof(TOKEN, "j1", 2), rank=3, step=5, size=size, crc32=crc32)
-        writer.write(msgspec.json.encode(put) + b"\n" + os.pread(fd, size // 2, 0))
+        reader, writer, _ = await first_half(holder)
         writer.write_eof()
         assert b"did not arrive" in await reader.readline()
         writer.close()
-        os.close(fd)
         assert holder.steps() == []
 
     play(story)
@@ -155,17 +163,12 @@ def test_a_copy_that_breaks_off_is_no_copy() -> None:
 
 def test_a_generation_that_ends_meanwhile_has_no_copy() -> None:
     async def story(holder: Holder) -> None:
-        fd, size, crc32 = snapshot(5)
-        reader, writer = await asyncio.open_connection("127.0.0.1", holder.peer.port)
-        put = Put(job="j1", generation=2, proof=proof(TOKEN, "j1", 2), rank=3, step=5, size=size, crc32=crc32)
-        writer.write(msgspec.json.encode(put) + b"\n" + os.pread(fd, size // 2, 0))
-        await writer.drain()
+        reader, writer, rest = await first_half(holder)
         await asyncio.sleep(0.1)
         holder.generation = 3
-        writer.write(os.pread(fd, size, size // 2))
+        writer.write(rest)
         assert b"has ended meanwhile" in await reader.readline()
         writer.close()
-        os.close(fd)
         assert holder.steps() == []
 
     play(story)
