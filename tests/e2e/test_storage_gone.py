@@ -27,7 +27,11 @@ def until_alert(site: Site, job: str, words: str) -> None:
         time.sleep(POLL_S)
 
 
-@pytest.mark.parametrize("until_the_end", (False, True), ids=("comes back", "is gone when the job would end"))
+@pytest.mark.parametrize(
+    "until_the_end",
+    (False, pytest.param(True, marks=pytest.mark.slow)),
+    ids=("comes back", "is gone when the job would end"),
+)
 def test_training_goes_on(tmp_path: Path, until_the_end: bool) -> None:
     spec = tiny_job(dataset(tmp_path), 2, {"dp_replicate": 2}, 300)
     with cluster_up(tmp_path, cluster_of(nodes=3, accelerators=1, leaves=2)) as state:

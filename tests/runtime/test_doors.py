@@ -23,6 +23,7 @@ from myriad.runtime.admin import AdminClient, AdminRefused, ControllerUnreachabl
 from myriad.runtime.hub import Hub
 from myriad.runtime.paths import StateDir
 from myriad.spec.messages import (
+    PROTOCOL_VERSION,
     Accepted,
     ControllerMessage,
     Heartbeat,
@@ -95,7 +96,10 @@ REFUSALS = {
     "empty token": (msgspec.structs.replace(HELLO, token=""), "the token is wrong"),
     "non-ASCII token": (msgspec.structs.replace(HELLO, token="\u00e9"), "the token is wrong"),
     "unknown node": (msgspec.structs.replace(HELLO, node="n9"), "the cluster has no node n9"),
-    "other version": (msgspec.structs.replace(HELLO, version=9), "it speaks protocol 9, this controller 2"),
+    "other version": (
+        msgspec.structs.replace(HELLO, version=9),
+        f"it speaks protocol 9, this controller {PROTOCOL_VERSION}",
+    ),
 }
 
 
