@@ -164,7 +164,12 @@ def job_of(layout: Layout, checkpoints: Path) -> dict[str, Any]:
         "layout": layout.layout,
         "data": {"path": str(PLACE / "text"), "sequence_length": 128, "global_batch": 8},
         "optimizer": {"steps": STEPS, "learning_rate": 2e-3, "warmup_steps": 5},
-        "checkpoint": {"directory": str(checkpoints), "every_steps": EVERY, "snapshot_every_steps": 1},
+        "checkpoint": {
+            "directory": str(checkpoints),
+            "every_steps": EVERY,
+            "snapshot_every_steps": 1,
+            "peer_every_steps": 10,
+        },
     }
 
 

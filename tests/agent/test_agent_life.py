@@ -17,6 +17,7 @@ import msgspec
 import pytest
 
 import leaks
+from myriad.planner.intervals import first
 from myriad.spec.job import JobSpec
 from myriad.spec.messages import (
     Accepted,
@@ -154,6 +155,7 @@ class Controller:
             store_port=1234,
             job_dir=str(self.root / "jobs" / job),
             spec=spec.model_dump(mode="json"),
+            intervals=first(spec.checkpoint),
         )
         self.send(order)
         return order

@@ -9,6 +9,7 @@ import pytest
 from myriad.agent import orders as orders_module
 from myriad.agent.member import Member, Process
 from myriad.agent.orders import ABSENT_DEADLINE_S, Orders
+from myriad.planner.intervals import FIRST
 from myriad.spec.messages import (
     Accepted,
     Commit,
@@ -16,6 +17,7 @@ from myriad.spec.messages import (
     Failure,
     Forget,
     Holding,
+    Intervals,
     MemberStatus,
     Prepare,
     RankPlan,
@@ -68,7 +70,7 @@ class Recorder:
             key = f"{order.job}/{order.generation}/{plan.rank}"
             member.processes[key] = Process(key, order.generation, plan.rank, pid=100 + plan.rank)
 
-    def committed(self, job: str, step: int, processes: list[Process]) -> None:
+    def committed(self, job: str, step: int, intervals: Intervals, processes: list[Process]) -> None:
         self.done.append(f"committed {step} to {len(processes)}")
 
     def holdings(self, job: str) -> tuple[Holding, ...]:
@@ -118,6 +120,7 @@ def workers(generation: int) -> Happening:
         store_port=1234,
         job_dir="/jobs/j1",
         spec={},
+        intervals=FIRST,
     )
     return comes(order)
 
@@ -276,12 +279,12 @@ STORIES: dict[str, Story] = {
         *RUNS,
         (saves(1, 10), []),
         (saves(0, 10), ["tell 1 started"]),
-        (comes(Commit(job=JOB, generation=1, step=10)), ["committed 10 to 2"]),
+        (comes(Commit(job=JOB, generation=1, step=10, intervals=FIRST)), ["committed 10 to 2"]),
     ],
     "a commit of another generation or job is for the keeper alone": [
         *RUNS,
-        (comes(Commit(job=JOB, generation=2, step=10)), ["committed 10 to 0"]),
-        (comes(Commit(job="j2", generation=1, step=20)), ["committed 20 to 0"]),
+        (comes(Commit(job=JOB, generation=2, step=10, intervals=FIRST)), ["committed 10 to 0"]),
+        (comes(Commit(job="j2", generation=1, step=20, intervals=FIRST)), ["committed 20 to 0"]),
     ],
     "a job is forgotten": [
         (stop(1), ["fence 1"]),
@@ -358,7 +361,7 @@ def test_a_commit_drops_the_shards_from_the_status() -> None:
     for happen in (workers(1), gone(0), saves(0, 10), saves(1, 10)):
         happen(hands)
     assert [shards.step for shards in hands.told[-1].shards] == [10, 10]
-    comes(Commit(job=JOB, generation=1, step=10))(hands)
+    comes(Commit(job=JOB, generation=1, step=10, intervals=FIRST))(hands)
     (status,) = hands.orders.statuses()
     assert status.shards == ()
 

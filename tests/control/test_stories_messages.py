@@ -10,6 +10,7 @@ from myriad.cluster.state import NodeState
 from myriad.control import limits
 from myriad.control.events import MemberReported
 from myriad.control.status import JobStatus
+from myriad.planner.intervals import FIRST
 from myriad.spec.messages import (
     Commit,
     Forget,
@@ -77,7 +78,8 @@ def test_a_lost_commit_is_sent_again() -> None:
     world.run()
     assert world.job(job).durable_step == 10
     lose_the_inbox(world, "n0")
-    assert world.sent(Commit, "n0") == [Commit(job=job, generation=1, step=10)] * 2
+    commit = Commit(job=job, generation=1, step=10, intervals=FIRST)
+    assert world.sent(Commit, "n0") == [commit] * 2
     world.agents["n0"].frozen = False
     world.run()
     assert not world.agents["n0"].members[job].shards, "it knows"

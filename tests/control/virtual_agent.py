@@ -17,8 +17,10 @@ from myriad.spec.messages import (
     ControllerMessage,
     Failure,
     Holding,
+    Intervals,
     MemberStatus,
     Phase,
+    SaveCosts,
     ShardSet,
     StartStore,
     StartWorkers,
@@ -143,7 +145,7 @@ class VirtualAgent:
             for phase in TORCH_PHASES:
                 self.todo.append(lambda phase=phase: self.pass_phase(member, process, phase))  # type: ignore[misc]
 
-    def committed(self, job: str, step: int, processes: list[Process]) -> None:
+    def committed(self, job: str, step: int, intervals: Intervals, processes: list[Process]) -> None:
         """Nobody waits for it: the keeper drops nothing, and the tests decide when workers end."""
 
     def holdings(self, job: str) -> tuple[Holding, ...]:
@@ -188,7 +190,7 @@ class VirtualAgent:
             self.orders.failing(member, process, failure)
         self.orders.ended(member, process, code, self.world.now)
 
-    def save(self, job: str, rank: int, step: int) -> None:
+    def save(self, job: str, rank: int, step: int, costs: SaveCosts | None = None) -> None:
         """Write one rank's part of a durable checkpoint, and keep its snapshot."""
         found = self.worker(job, rank)
         assert found is not None, f"rank {rank} of {job} does not run on {self.node}"
@@ -196,7 +198,7 @@ class VirtualAgent:
         member.steps[rank] = max(step, member.steps.get(rank, 0))
         self.world.written.add((job, member.generation, rank, step))
         self.held.setdefault(job, {}).setdefault(rank, set()).add(step)
-        self.orders.shards_saved(member, ShardSet(rank=rank, step=step, seconds=0.1, files=()))
+        self.orders.shards_saved(member, ShardSet(rank=rank, step=step, seconds=0.1, files=(), costs=costs))
 
     def work(self) -> bool:
         """One delivery or piece of work, oldest first; False when there is nothing to do."""

@@ -35,7 +35,7 @@ from myriad.control.state import State
 from myriad.control.status import JobStatus
 from myriad.spec.cluster import ClusterSpec
 from myriad.spec.job import JobSpec
-from myriad.spec.messages import ControllerMessage
+from myriad.spec.messages import ControllerMessage, SaveCosts
 
 TICK_S = 0.001  # between two events
 DELIVERIES_MAX = 20_000  # a story that needs more goes in circles
@@ -217,9 +217,15 @@ class World:
         for rank in range(self.job(job).world_size):
             self.exit(job, rank, 0)
 
-    def save(self, job: str, step: int, ranks: Iterable[int] | None = None) -> None:
+    def save(
+        self,
+        job: str,
+        step: int,
+        ranks: Iterable[int] | None = None,
+        costs: SaveCosts | None = None,
+    ) -> None:
         for rank in ranks if ranks is not None else range(self.job(job).world_size):
-            self.place(job, rank).save(job, rank, step)
+            self.place(job, rank).save(job, rank, step, costs)
 
     # ------------------------------------------------------------ reading
 

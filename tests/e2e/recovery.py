@@ -57,7 +57,7 @@ def tiny_job(data: Path, nodes: int, layout: dict[str, int], steps: int, **keys:
         "layout": layout,
         "data": {"path": str(data), "sequence_length": 32, "global_batch": 8},
         "optimizer": {"steps": steps, "learning_rate": 1e-3, "warmup_steps": 2},
-        "checkpoint": {"every_steps": steps // 5},
+        "checkpoint": {"every_steps": steps // 5, "snapshot_every_steps": 1, "peer_every_steps": 10},
         **keys,
     }
 

@@ -26,7 +26,7 @@ def story(folder: Path, layout: dict[str, int], steps: int, victims: list[int], 
     spec = tiny_job(dataset(folder), nodes, layout, steps)
     draw = random.Random(seed)
     faults = [drawn(draw, spec, "kill-node", node=victim) for victim in victims]
-    spec["checkpoint"] = {"every_steps": steps, "peer_every_steps": 2}  # the first durable one is the last
+    spec["checkpoint"] |= {"every_steps": steps, "peer_every_steps": 2}  # the first durable one is the last
     world = nodes * accelerators
     with cluster_up(folder, cluster_of(nodes=nodes + 1, accelerators=accelerators, leaves=2)) as state:
         site = Site(folder, state)

@@ -68,7 +68,13 @@ def content(folder: Path) -> dict[str, str]:
 @pytest.mark.slow
 def test_a_whole_node_stopped_in_mid_save_wakes_up_after_the_recovery(tmp_path: Path) -> None:
     """Its agent is declared dead by its silence; awake again it is refused, and kills what it has."""
-    spec = tiny_job(dataset(tmp_path), 2, {"dp_replicate": 2}, STEPS, checkpoint={"every_steps": EVERY})
+    spec = tiny_job(
+        dataset(tmp_path),
+        2,
+        {"dp_replicate": 2},
+        STEPS,
+        checkpoint={"every_steps": EVERY, "snapshot_every_steps": 1},
+    )
     with cluster_up(tmp_path, cluster_of(nodes=3, heartbeat_s=0.25)) as state:
         site = Site(tmp_path, state)
         reference, job = site.submit(spec), ""
@@ -97,7 +103,13 @@ def test_a_whole_node_stopped_in_mid_save_wakes_up_after_the_recovery(tmp_path: 
 
 @pytest.mark.slow
 def test_a_worker_stopped_in_mid_save_is_dead_before_its_successor_starts(tmp_path: Path) -> None:
-    spec = tiny_job(dataset(tmp_path), 2, {"dp_replicate": 2}, STEPS, checkpoint={"every_steps": EVERY})
+    spec = tiny_job(
+        dataset(tmp_path),
+        2,
+        {"dp_replicate": 2},
+        STEPS,
+        checkpoint={"every_steps": EVERY, "snapshot_every_steps": 1},
+    )
     with cluster_up(tmp_path, cluster_of(nodes=3)) as state:
         site = Site(tmp_path, state)
         reference = site.submit(spec)

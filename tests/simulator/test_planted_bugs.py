@@ -40,7 +40,8 @@ from myriad.simulator.disk import Disk
 from myriad.simulator.draw import draw
 from myriad.simulator.explore import run
 from myriad.simulator.training import Run, Worker
-from myriad.spec.messages import MemberStatus, StartStore, StartWorkers, StepReport, StopWorkers
+from myriad.spec.messages import Intervals, MemberStatus, StartStore, StartWorkers, StepReport, StopWorkers
+from myriad.storage.memory.cadence import Cadence
 
 # How many schedules a bug may survive. Most are caught within ten; the rarest break two or three in three hundred.
 SEEDS_MAX = 1000
@@ -333,12 +334,29 @@ def skipped_sample(patch: Patch) -> None:
     """After a restart the loader goes on one sample too late."""
     original = Run._report
 
-    def report(self: Run, worker: Worker, step: int, wall_s: float) -> StepReport:
-        found = original(self, worker, step, wall_s)
+    def report(self: Run, worker: Worker, step: int) -> StepReport:
+        found = original(self, worker, step)
         late = worker.order.restore_step is not None
         return msgspec.structs.replace(found, samples=tuple(s + late for s in found.samples))
 
     patch.setattr(Run, "_report", report)
+
+
+def each_rank_for_itself(patch: Patch) -> None:
+    """At a checkpoint a rank goes on as it was told itself, and not as the first rank was."""
+    original = Cadence.adopt
+    patch.setattr(Cadence, "adopt", lambda self, _, step: original(self, self.wished, step))
+
+
+def start_with_the_latest(patch: Patch) -> None:
+    """What a node is asked to start with is not what its generation was given, but what was decided last."""
+    original = starting.start_message
+
+    def start_message(turn: Turn, job: JobRecord, node: str) -> StartWorkers:
+        found = original(turn, job, node)
+        return msgspec.structs.replace(found, intervals=Intervals(1 + int(turn.now * 10) % 7, 1, 5))
+
+    patch.setattr(starting, "start_message", start_message)
 
 
 BUGS = [
@@ -367,6 +385,8 @@ BUGS = [
     Bug(torn_tail_is_trusted, "instead of"),
     Bug(ledger_forgets_the_dead, "accelerator-seconds"),
     Bug(skipped_sample, "samples, or not once"),
+    Bug(each_rank_for_itself, "do not agree"),
+    Bug(start_with_the_latest, "do not agree"),
 ]
 
 

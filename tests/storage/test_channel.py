@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from myriad.planner.intervals import FIRST
 from myriad.spec.messages import Committed, Failure, FromWorker, PhaseDone, SnapshotTaken, ToWorker
 from myriad.storage.memory.channel import (
     FDS_PER_PACKET_LIMIT,
@@ -49,8 +50,8 @@ def test_messages_keep_their_order_and_type(ends: Ends) -> None:
     for msg in sent:
         worker.send(msg)
     assert [agent.recv(1)[0] for _ in sent] == sent
-    agent.send(Committed(step=7))
-    assert worker.recv(1) == (Committed(step=7), [])
+    agent.send(Committed(step=7, intervals=FIRST))
+    assert worker.recv(1) == (Committed(step=7, intervals=FIRST), [])
 
 
 def test_files_ride_along_and_are_not_inheritable(ends: Ends) -> None:
@@ -106,12 +107,14 @@ def test_eof_comes_after_the_last_words(ends: Ends) -> None:
         with pytest.raises(ChannelClosed):
             agent.recv(1)
     with pytest.raises(ChannelClosed):
-        agent.send(Committed(step=1))
+        agent.send(Committed(step=1, intervals=FIRST))
 
 
 def test_last_words_survive_a_death_with_unread_packets(ends: Ends) -> None:
     agent, worker = ends
-    agent.send(Committed(step=1))  # the worker dies without reading it: the kernel reports a reset first
+    agent.send(
+        Committed(step=1, intervals=FIRST)
+    )  # the worker dies without reading it: the kernel reports a reset first
     worker.send(Failure(error_class="X", message="last words"))
     worker.close()
     assert agent.recv(1)[0] == Failure(error_class="X", message="last words")

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from myriad.planner.intervals import first
 from myriad.spec.job import JobSpec
 from myriad.spec.messages import (
     ChildExited,
@@ -31,6 +32,7 @@ from myriad.spec.messages import (
     ForkWorker,
     FromTemplate,
     FromWorker,
+    Intervals,
     PhaseDone,
     ShardsSaved,
     SnapshotTaken,
@@ -43,6 +45,9 @@ from myriad.spec.messages import (
 from myriad.storage.memory.channel import Channel, ChannelClosed
 
 RUN_TIMEOUT_S = 120.0
+
+
+EVERY = Intervals(memory=1, peer=10, durable=100)  # of a program, which nothing here decides
 
 
 @dataclass
@@ -76,8 +81,11 @@ class Worker:
 class Generation:
     """The workers of one start."""
 
-    def __init__(self, cluster: Cluster, number: int, workers: dict[int, Worker], commit: bool) -> None:
+    def __init__(
+        self, cluster: Cluster, number: int, workers: dict[int, Worker], intervals: Intervals, commit: bool
+    ) -> None:
         self.cluster, self.number, self.workers, self.commit = cluster, number, workers, commit
+        self.intervals = intervals
         self.on_step: Callable[[StepReport], None] = lambda report: None
         self._saved: dict[int, set[int]] = {}
 
@@ -194,7 +202,7 @@ class Generation:
             for worker in self.workers.values():
                 if worker.channel is not None:
                     with contextlib.suppress(ChannelClosed):
-                        worker.channel.send(Committed(step=step))
+                        worker.channel.send(Committed(step=step, intervals=self.intervals))
 
 
 class Cluster:
@@ -241,9 +249,12 @@ class Cluster:
             )
             self.template.send(request, (theirs.fileno(),))
             theirs.close()
-            self._welcome(channel, rank, job.layout.world, generation, restore, step, durable_generation)
+            every = first(job.checkpoint)
+            self._welcome(
+                channel, rank, job.layout.world, generation, every, restore, step, durable_generation
+            )
             workers[rank] = Worker(rank, self._wait_forked(key).pid, channel)
-        started = Generation(self, generation, workers, commit)
+        started = Generation(self, generation, workers, first(job.checkpoint), commit)
         self._open.append(started)
         return started
 
@@ -274,9 +285,9 @@ class Cluster:
                     start_new_session=True,
                 )
             theirs.close()
-            self._welcome(channel, rank, world, generation, restore, step, durable_generation)
+            self._welcome(channel, rank, world, generation, EVERY, restore, step, durable_generation)
             workers[rank] = Worker(rank, process.pid, channel, process=process)
-        started = Generation(self, generation, workers, commit=True)
+        started = Generation(self, generation, workers, EVERY, commit=True)
         self._open.append(started)
         return started
 
@@ -313,6 +324,7 @@ class Cluster:
         rank: int,
         world: int,
         generation: int,
+        intervals: Intervals,
         restore: Generation | None,
         step: int | None,
         durable_generation: int | None,
@@ -331,6 +343,7 @@ class Cluster:
             restore_generation=durable_generation or 0,
             tier=tier,
             durable_step=step if durable_generation is not None else None,
+            intervals=intervals,
             durable_generation=durable_generation or 0,
         )
         fds = () if restore is None else (restore.workers[rank].snapshots[step or 0].fd,)

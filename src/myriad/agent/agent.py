@@ -40,6 +40,7 @@ from myriad.spec.messages import (
     FromWorker,
     Hello,
     Holding,
+    Intervals,
     MemberStatus,
     Peer,
     PhaseDone,
@@ -126,13 +127,13 @@ class Agent:
 
     # ------------------------------------------------------------ snapshots
 
-    def committed(self, job: str, step: int, processes: list[Process]) -> None:
+    def committed(self, job: str, step: int, intervals: Intervals, processes: list[Process]) -> None:
         self._keeper.mark_durable(job, step)
         for process in processes:
             channel = self._channels.get(process.key)
             if channel is not None:
                 with contextlib.suppress(ChannelError):
-                    channel.send(Committed(step=step), timeout_s=0)
+                    channel.send(Committed(step=step, intervals=intervals), timeout_s=0)
 
     def _deliver(self, report: StepReport) -> None:
         """A report of a node that may be gone."""
@@ -304,6 +305,7 @@ class Agent:
             restore_generation=order.restore_generation,
             tier=plan.tier,
             durable_step=order.durable_step,
+            intervals=order.intervals,
             durable_generation=order.durable_generation,
             copies=order.holder is not None,
         )

@@ -16,6 +16,7 @@ from myriad.spec.messages import (
     Failure,
     Forget,
     Holding,
+    Intervals,
     MemberStatus,
     Phase,
     Prepare,
@@ -54,8 +55,9 @@ class Hands(Protocol):
         """Start every rank of ``order`` and set ``member.started_s``; what was already started may pass its phase
         at once. An error of the agent's own goes into ``member.error``."""
 
-    def committed(self, job: str, step: int, processes: list[Process]) -> None:
-        """The checkpoint of ``step`` is durable: tell the keeper of snapshots and these processes."""
+    def committed(self, job: str, step: int, intervals: Intervals, processes: list[Process]) -> None:
+        """The checkpoint of ``step`` is durable: tell the keeper of snapshots and these processes, and the processes
+        how often they are to save."""
 
     def holdings(self, job: str) -> tuple[Holding, ...]:
         """The snapshots held for the job's ranks, all of them verified."""
@@ -132,10 +134,11 @@ class Orders:
     def _commit(self, message: Commit) -> None:
         member = self.members.get(message.job)
         if member is None or member.generation != message.generation:
-            self._hands.committed(message.job, message.step, [])
+            self._hands.committed(message.job, message.step, message.intervals, [])
             return
         member.committed(message.step)
-        self._hands.committed(message.job, message.step, list(member.processes.values()))
+        processes = list(member.processes.values())
+        self._hands.committed(message.job, message.step, message.intervals, processes)
 
     def _forget(self, job: str) -> None:
         self._hands.forget(job)

@@ -55,11 +55,14 @@ def as_document(found: Plan) -> dict[str, Any]:
     """All fields of the plan, and what follows from them."""
     import dataclasses
 
+    import msgspec
+
     document = dataclasses.asdict(found)
     document["ledger"] = {
         cause.value: amount for cause, amount in found.ledger.items() if cause.in_allocation
     }
     document["step"]["total_s"] = found.step.total_s
+    document["saves"]["intervals"] = msgspec.structs.asdict(found.saves.intervals)
     return document | {"tokens_per_s": found.tokens_per_s, "wall_time_s": found.wall_time_s}
 
 
@@ -82,6 +85,7 @@ def tell(found: Plan) -> None:
                 f"{format_bytes(memory.in_host_memory)} of {format_bytes(memory.host_share)} a worker",
             ),
             ("checkpoint", format_bytes(found.checkpoint_bytes)),
+            *((f"saved to {tier}", why) for tier, why in found.saves.sentences().items()),
             (
                 "step time",
                 f"at least {duration(found.step.total_s)}, {found.tokens_per_s:,.0f} tokens/s at most",

@@ -28,7 +28,7 @@ def tell(view: dict[str, Any]) -> None:
     say(f"{view['id']}  {view['name']}  {status} ({view['reason'].replace('_', ' ')})")
     for name, value in _facts(view):
         if value:
-            say(f"{name + ':':<12}{value}")
+            say(f"{name + ':':<18}{value}")
     if view["members"]:
         say()
         table(("NODE", "RANKS", "PIDS", "STATE", "STEP"), map(_member, view["members"]))
@@ -55,6 +55,7 @@ def _facts(view: dict[str, Any]) -> list[tuple[str, str | None]]:
         ("exit code", None if code is None else str(code)),
         ("progress", progress_line(view).partition(": ")[2] if view["progress"]["step"] else None),
         ("checkpoint", None if durable is None else f"step {durable} is durable"),
+        *((f"saved to {tier}", text) for tier, text in view["saves"].items()),
         ("copies", view["copies"]),
         ("restarts", str(view["restarts"]) if view["restarts"] else None),
         ("spares", ", ".join(view["spares"])),

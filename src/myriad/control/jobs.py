@@ -7,7 +7,7 @@ from __future__ import annotations
 import msgspec
 
 from myriad.cluster.state import NodeState
-from myriad.control import limits, members, recovery, restore, starting, stopping
+from myriad.control import intervals, limits, members, recovery, restore, starting, stopping
 from myriad.control.events import CancelRequested, JobSubmitted, MemberReported
 from myriad.control.records import AllocationRecord, JobRecord, SpecRecord
 from myriad.control.status import JobStatus, Reason
@@ -103,6 +103,7 @@ def grant(turn: Turn, job: JobRecord, placement: Placement) -> None:
         granted_s=turn.now if job.granted_s is None else job.granted_s,
         time_limit_s=limit,
     )
+    intervals.begin_counting(turn, job)
     point = restore.choose([frozenset()] * world, [{}] * world, job.durable_step, job.durable_generation)
     detail = f"starting on {', '.join(placement.nodes)}"
     starting.begin(turn, job, point, turn.now, job.reason, detail)
@@ -171,7 +172,8 @@ def _resend_commit(turn: Turn, status: MemberStatus, node: str, done: int | None
     if done is None or status.generation != job.generation:
         return
     if any(shard.step <= done for shard in status.shards):
-        turn.send(node, Commit(job=job.id, generation=job.generation, step=done))
+        wanted = intervals.decided(turn, job)
+        turn.send(node, Commit(job=job.id, generation=job.generation, step=done, intervals=wanted))
 
 
 # ---------------------------------------------------------------- moving on
@@ -225,8 +227,12 @@ def commit_checkpoint(turn: Turn, job: JobRecord) -> JobRecord:
     if step <= (job.durable_step or 0):
         return job
     job = turn.set_job(job, durable_step=step, durable_generation=job.generation)
+    statuses = [found[node].status for node in nodes]
+    shards = [shard for status in statuses if status is not None for shard in status.shards]
+    intervals.take_costs(turn, job, [shard for shard in shards if shard.step == step])
+    wanted = intervals.decide(turn, job)
     for node in nodes:
-        turn.send(node, Commit(job=job.id, generation=job.generation, step=step))
+        turn.send(node, Commit(job=job.id, generation=job.generation, step=step, intervals=wanted))
     return job
 
 

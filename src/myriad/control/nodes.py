@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from myriad.cluster.state import NodeState
-from myriad.control import jobs, limits
+from myriad.control import intervals, jobs, limits
 from myriad.control.commands import StartAgent, ToAgent
 from myriad.control.events import (
     AgentConnected,
@@ -54,6 +54,7 @@ def controller_started(turn: Turn, event: ControllerStarted) -> None:
     """Ask for every agent that should be there; the engine starts those that are not."""
     turn.put(msgspec.structs.replace(turn.cluster, closing=False))
     jobs.renew_deadlines(turn)
+    intervals.forget_absence(turn)
     for node in list(turn.state.table(NodeRecord).values()):
         node = turn.set_node(node, connected=False)
         if node.state is NodeState.DOWN and not node.expected:

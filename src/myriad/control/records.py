@@ -14,7 +14,8 @@ import msgspec
 
 from myriad.cluster.state import NodeState
 from myriad.control.status import STATUS_OF, JobStatus, Reason
-from myriad.spec.messages import MemberStatus, WorkerExit
+from myriad.operations.hazard import Evidence
+from myriad.spec.messages import Intervals, MemberStatus, SaveCosts, WorkerExit
 
 
 class Record(msgspec.Struct, frozen=True, tag_field="record", tag=True, kw_only=True, omit_defaults=True):
@@ -196,12 +197,40 @@ class GenerationRecord(Record, frozen=True):
     # where it started from
     restore_step: int | None = None
     restore_generation: int = 0
+    intervals: Intervals | None = None  # how often it saves, to begin with
     tiers: tuple[str, ...] = ()  # by rank
     sources: dict[int, str] = {}  # rank -> node, of those that restored from a copy
 
     @property
     def key(self) -> str:
         return f"{self.job}/{self.generation:06d}"
+
+
+class IntervalRecord(Record, frozen=True):
+    """How often a job saves and why; ``counted_s`` is how far the time of its nodes has been counted."""
+
+    job: str
+    process: Evidence = Evidence()
+    counted_s: float | None = None
+    costs: SaveCosts | None = None
+    busy_s: float = 0.0  # that writing the last durable checkpoint took
+    intervals: Intervals | None = None
+    why: dict[str, str] = {}  # by tier
+
+    @property
+    def key(self) -> str:
+        return self.job
+
+
+class HazardRecord(Record, frozen=True):
+    """What has been seen of failures that are nobody's doing, in all jobs."""
+
+    node: Evidence = Evidence()
+    domain: Evidence = Evidence()
+
+    @property
+    def key(self) -> str:
+        return "cluster"
 
 
 class Drop(msgspec.Struct, frozen=True, tag_field="record", tag=True, kw_only=True):
@@ -212,6 +241,14 @@ class Drop(msgspec.Struct, frozen=True, tag_field="record", tag=True, kw_only=Tr
 
 
 AnyRecord = (
-    ClusterRecord | NodeRecord | SpecRecord | JobRecord | AllocationRecord | MemberRecord | GenerationRecord
+    ClusterRecord
+    | NodeRecord
+    | SpecRecord
+    | JobRecord
+    | AllocationRecord
+    | MemberRecord
+    | GenerationRecord
+    | IntervalRecord
+    | HazardRecord
 )
 Change = AnyRecord | Drop

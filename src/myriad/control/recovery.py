@@ -12,13 +12,14 @@ from dataclasses import dataclass
 import msgspec
 
 from myriad.cluster.state import NodeState
-from myriad.control import blame, limits, members, restore, starting, stopping
+from myriad.control import blame, intervals, limits, members, restore, starting, stopping
 from myriad.control.blame import Failure, Kind
 from myriad.control.records import JobRecord, Move
 from myriad.control.status import Reason
 from myriad.control.turn import Turn
 from myriad.scheduler.placement import replace as find_replacement
 from myriad.scheduler.refusal import Refusal
+from myriad.spec.failures import FailureClass
 from myriad.spec.messages import StopWorkers
 
 
@@ -83,6 +84,7 @@ def finish_if_fenced(turn: Turn, job: JobRecord) -> JobRecord:
     verdict = judge(turn, job)
     job = verdict.job
     failure = _failure(turn, job)
+    intervals.count(turn, job, _class_of(turn, job, failure))
     record = msgspec.structs.replace(
         record,
         ended_s=turn.now,
@@ -108,6 +110,13 @@ def _failure(turn: Turn, job: JobRecord) -> Failure:
         return found
     assert job.start_error, f"{job.id} was fenced without a failure"
     return Failure(Kind.START, "", None, None, "start_failed", job.start_error, None)
+
+
+def _class_of(turn: Turn, job: JobRecord, failure: Failure) -> FailureClass:
+    """What the failure has taken with it."""
+    if failure.kind is not Kind.NODE:
+        return FailureClass.PROCESS
+    return FailureClass.NODE if len(members.lost_nodes(turn.state, job)) == 1 else FailureClass.DOMAIN
 
 
 def judge(turn: Turn, job: JobRecord) -> Verdict:

@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-from myriad.control import limits, members
+from myriad.control import intervals, limits, members
 from myriad.control.copies import copy_plan
 from myriad.control.records import GenerationRecord, JobRecord, MemberRecord, SpecRecord
 from myriad.control.restore import RestorePoint
@@ -78,6 +78,7 @@ def begin(
             fenced_s=turn.now,
             restore_step=point.step,
             restore_generation=point.generation,
+            intervals=intervals.decide(turn, job),
             tiers=point.tiers,
             sources=point.sources,
         )
@@ -120,6 +121,7 @@ def start_message(turn: Turn, job: JobRecord, node: str) -> StartWorkers:
     index = allocation.nodes.index(node)
     lead = turn.state.members(job.id)[job.lead]
     assert lead.status is not None and lead.status.store_port
+    assert record.intervals is not None
     tiers = record.tiers or ("none",) * job.world_size
     ranks = tuple(
         RankPlan(
@@ -144,6 +146,7 @@ def start_message(turn: Turn, job: JobRecord, node: str) -> StartWorkers:
         store_port=lead.status.store_port,
         job_dir=f"{turn.cluster.jobs_dir}/{job.id}",
         spec=turn.state.table(SpecRecord)[job.id].spec,
+        intervals=record.intervals,
         restore_step=record.restore_step,
         restore_generation=record.restore_generation,
         durable_step=job.durable_step,

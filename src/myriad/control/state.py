@@ -18,6 +18,8 @@ from myriad.control.records import (
     ClusterRecord,
     Drop,
     GenerationRecord,
+    HazardRecord,
+    IntervalRecord,
     JobRecord,
     MemberRecord,
     NodeRecord,
@@ -37,6 +39,8 @@ KINDS: dict[str, type[AnyRecord]] = {
         AllocationRecord,
         MemberRecord,
         GenerationRecord,
+        IntervalRecord,
+        HazardRecord,
     )
 }
 

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from myriad.cluster.state import NodeState
-from myriad.control import limits, members
+from myriad.control import intervals, limits, members
 from myriad.control.records import JobRecord
 from myriad.control.status import JobStatus, Reason
 from myriad.control.turn import Turn
@@ -68,6 +68,7 @@ def finish_if_stopped(turn: Turn, job: JobRecord) -> JobRecord:
     if record.ended_s is None:
         turn.put(msgspec.structs.replace(record, ended_s=turn.now))
     numbered = max((m.generation for m in turn.state.members(job.id).values()), default=0)
+    intervals.end_counting(turn, job)
     _release_all(turn, job)
     requeued = job.outcome is Reason.NODE_DEFICIT
     return turn.set_job(

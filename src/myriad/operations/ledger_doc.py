@@ -44,7 +44,7 @@ _LINES: dict[Cause, Line] = {
     Cause.CHECKPOINT_WAIT: Line(
         "planner: bytes over storage speed",
         _STEP_CLOCK,
-        "`checkpoint.every_steps`, `snapshot_every_steps`",
+        "`planner.intervals`; fixed by `checkpoint.every_steps` and its like",
         _PLAN,
     ),
     Cause.STRAGGLER_WAIT: Line(NOBODY, _WAITS, NOBODY),

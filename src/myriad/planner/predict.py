@@ -13,14 +13,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from myriad.fabric import Fabric
-from myriad.planner import communication, compute, memory
+from myriad.planner import communication, compute, intervals, memory
 from myriad.planner.memory import RankMemory
 from myriad.planner.probe import Probe
 from myriad.planner.subject import Subject, subject_of
 from myriad.spec.arithmetic import Attention, checkpoint_bytes, mfu, parameters, rank_bytes, step_flops
 from myriad.spec.causes import Cause
 from myriad.spec.cluster import ClusterSpec
+from myriad.spec.failures import DAY_S, PUBLISHED_RATE
 from myriad.spec.job import JobSpec
+from myriad.spec.messages import Intervals, SaveCosts
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,7 @@ class Plan:
     step: StepTime
     mfu_bound: Mapping[Attention, float]
     peak_flops_per_s: float  # of one accelerator
+    saves: intervals.Choice
     checkpoint_wait_s: float | None  # of the whole job
     startup_s: float | None
     ledger: Mapping[Cause, float | None]  # accelerator-seconds
@@ -80,7 +83,9 @@ def plan(job: JobSpec, cluster: ClusterSpec, probe: Probe, nodes: Sequence[str] 
     rank = memory.rank_memory(subject)
     too_big = memory.refusal(rank, subject)
     step = _step_time(subject, cluster)
-    waits, startup = checkpoint_wait_s(subject), startup_s(subject)
+    costs = save_costs(subject, step.total_s)
+    choice = chosen_intervals(subject, costs)
+    waits, startup = checkpoint_wait_s(subject, costs, choice.intervals), startup_s(subject)
     flops: dict[Attention, int] = {
         "causal": step_flops(subject.model, subject.data, "causal"),
         "full": step_flops(subject.model, subject.data, "full"),
@@ -101,6 +106,7 @@ def plan(job: JobSpec, cluster: ClusterSpec, probe: Probe, nodes: Sequence[str] 
         step=step,
         mfu_bound={kind: mfu(count, step.total_s, subject.world, peak) for kind, count in flops.items()},
         peak_flops_per_s=peak,
+        saves=choice,
         checkpoint_wait_s=waits,
         startup_s=startup,
         ledger=_ledger(subject, step, waits, startup),
@@ -109,24 +115,39 @@ def plan(job: JobSpec, cluster: ClusterSpec, probe: Probe, nodes: Sequence[str] 
     )
 
 
-def checkpoint_wait_s(subject: Subject) -> float | None:
-    """Seconds the whole job stands still for durable checkpoints and snapshots; None without a storage rate.
+def save_costs(subject: Subject, step_s: float) -> SaveCosts | None:
+    """What a save of each kind stops training for; None without a storage rate, 0 for what is not predicted.
 
-    A durable checkpoint is written at the shared rate of the storage, one after every ``every_steps`` and one
-    at the end. A snapshot copies a rank's state; emulated ranks take turns on the cores.
+    A durable checkpoint is written at the shared rate of the storage. A snapshot copies a rank's state; emulated
+    ranks take turns on the cores. What a copy in a peer's memory costs beyond its snapshot is not predicted.
     """
-    probe, steps, checkpoint = subject.probe, subject.optimizer.steps, subject.checkpoint
+    probe = subject.probe
     if probe.storage_write_bytes_per_s is None:
         return None
-    durable = -(-steps // checkpoint.every_steps)
-    wait_s = durable * checkpoint_bytes(subject.model) / probe.storage_write_bytes_per_s
+    snapshot_s = 0.0
     if probe.memory_copy_bytes_per_s is not None:
         needs = [rank_bytes(subject.model, subject.layout, subject.data, s) for s in range(subject.layout.pp)]
         largest = max(memory.snapshot_bytes(need) for need in needs)
         turns = max(1.0, subject.world / probe.cores) if probe.emulated else 1.0
-        snapshots = steps // checkpoint.snapshot_every_steps
-        wait_s += snapshots * turns * largest / probe.memory_copy_bytes_per_s
-    return wait_s
+        snapshot_s = turns * largest / probe.memory_copy_bytes_per_s
+    durable_s = checkpoint_bytes(subject.model) / probe.storage_write_bytes_per_s
+    return SaveCosts(step_s, snapshot_s, snapshot_s, durable_s, intervals.first(subject.checkpoint))
+
+
+def chosen_intervals(subject: Subject, costs: SaveCosts | None) -> intervals.Choice:
+    """How often the job will save if failures come as often as in published fleets, and every node has a spare."""
+    per_s = {each: subject.node_count * rate / DAY_S for each, rate in PUBLISHED_RATE.items()}
+    survives_node = subject.node_count > 1 and subject.checkpoint.peer_every_steps != 0
+    exposed = intervals.exposures(per_s, survives_node)
+    return intervals.choose(subject.checkpoint, costs, 0.0, exposed, intervals.first(subject.checkpoint))
+
+
+def checkpoint_wait_s(subject: Subject, costs: SaveCosts | None, every: Intervals) -> float | None:
+    """Seconds the whole job stands still for durable checkpoints (one at the end) and snapshots."""
+    if costs is None:
+        return None
+    steps = subject.optimizer.steps
+    return -(-steps // every.durable) * costs.durable_s + steps // every.memory * costs.memory_s
 
 
 def startup_s(subject: Subject) -> float | None:

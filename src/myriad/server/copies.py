@@ -1,9 +1,17 @@
-"""What is said of the copies that a job's nodes keep of each other's snapshots."""
+"""What is said of how often a job saves, and of the copies that its nodes keep of each other's snapshots."""
 
 from __future__ import annotations
 
 from myriad.control.copies import copy_plan, cover
-from myriad.control.records import AllocationRecord, ClusterRecord, MemberRecord, NodeRecord, SpecRecord
+from myriad.control.records import (
+    AllocationRecord,
+    ClusterRecord,
+    IntervalRecord,
+    MemberRecord,
+    NodeRecord,
+    SpecRecord,
+)
+from myriad.planner.intervals import Choice
 from myriad.runtime.store import StateReader
 from myriad.spec.cluster import ClusterSpec
 from myriad.spec.job import JobSpec
@@ -26,14 +34,25 @@ def copies(reader: StateReader, allocation: AllocationRecord | None) -> str:
         return f"off: {plan.off}"
     found = cover(plan.holders, nodes, leaf_of, job.layout, per_node)
     text = (
-        f"every {job.checkpoint.peer_every_steps} steps; of {found.nodes} nodes {found.other_leaf} have theirs in "
-        f"another leaf, {found.other_group} of them outside their groups"
+        f"of {found.nodes} nodes {found.other_leaf} have theirs in another leaf, {found.other_group} of them "
+        "outside their groups"
     )
     for node in nodes:
         member = reader.record(MemberRecord, f"{allocation.job}/{node}")
         if member is not None and member.status is not None and member.status.copy_error:
             text += f"; the last of {node} was not made: {member.status.copy_error}"
     return text
+
+
+def saves(reader: StateReader, job: str) -> dict[str, str]:
+    """By tier: how often, and why. Empty before the job has nodes, and for one that does not step."""
+    record = reader.record(IntervalRecord, job)
+    if record is None or record.intervals is None:
+        return {}
+    if record.costs is None and not _job(reader, job).uses_torch:
+        return {}
+    choice = Choice(record.intervals, record.why)
+    return dict(choice.sentences())
 
 
 def _job(reader: StateReader, job: str) -> JobSpec:

@@ -22,7 +22,7 @@ from myriad.control.records import (
 )
 from myriad.control.status import JobStatus
 from myriad.runtime.store import StateReader
-from myriad.server.copies import copies
+from myriad.server.copies import copies, saves
 from myriad.server.sentences import iso
 from myriad.spec.cluster import ClusterSpec, NodeType
 from myriad.spec.messages import StepReport
@@ -94,6 +94,7 @@ class JobView(JobSummary):
     spares: list[str]
     lost: list[str]
     alerts: list[str]  # what goes wrong while the job goes on
+    saves: dict[str, str]  # by tier: how often and why; empty before the job has nodes
     copies: str  # where the nodes keep copies of each other's snapshots, or why they do not
     time_limit: str | None
     failure: dict[str, Any] | None
@@ -202,6 +203,7 @@ def job_view(at: Moment, job: JobRecord) -> JobView:
         spares=list(allocation.spares) if allocation else [],
         lost=list(allocation.lost) if allocation else [],
         alerts=_alerts(at, job, allocation),
+        saves=saves(at.reader, job.id),
         copies=copies(at.reader, allocation),
         time_limit=None if job.time_limit_s is None else iso(job.time_limit_s),
         failure=None

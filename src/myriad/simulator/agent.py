@@ -21,10 +21,12 @@ from myriad.spec.messages import (
     ControllerMessage,
     Failure,
     Holding,
+    Intervals,
     MemberStatus,
     Peer,
     Phase,
     RankPlan,
+    SaveCosts,
     ShardSet,
     StartStore,
     StartWorkers,
@@ -287,12 +289,12 @@ class VirtualAgent:
 
     # ------------------------------------------------------------ hands: snapshots
 
-    def committed(self, job: str, step: int, processes: list[Process]) -> None:
+    def committed(self, job: str, step: int, intervals: Intervals, processes: list[Process]) -> None:
         self._mark_durable(job, step)
         for process in processes:
             worker = self.workers.get(process.key)
             if worker is not None and not worker.ended:
-                worker.committed(step)
+                worker.committed(step, intervals)
 
     def holdings(self, job: str) -> tuple[Holding, ...]:
         held = self._held.get(job, {})
@@ -398,8 +400,8 @@ class VirtualAgent:
         self._held.setdefault(job, {}).setdefault(rank, {})[step] = use
         self._trim(job)
 
-    def shards_saved(self, worker: Worker, step: int) -> None:
-        shards = ShardSet(rank=worker.rank, step=step, seconds=0.1, files=())
+    def shards_saved(self, worker: Worker, step: int, costs: SaveCosts) -> None:
+        shards = ShardSet(rank=worker.rank, step=step, seconds=0.1, files=(), costs=costs)
         self.heard(worker, lambda member: self.orders.shards_saved(member, shards))
 
     def save_failed(self, worker: Worker) -> None:

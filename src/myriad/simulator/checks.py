@@ -19,6 +19,7 @@ from myriad.control.records import AllocationRecord, GenerationRecord, JobRecord
 from myriad.control.state import State
 from myriad.control.status import EDGES, STATUS_OF, JobStatus, Reason
 from myriad.spec.messages import Commit, StartWorkers
+from myriad.storage.memory.cadence import Due
 
 if TYPE_CHECKING:
     from myriad.simulator.cluster import VirtualCluster, VirtualNode
@@ -113,6 +114,11 @@ class Checks:
             key = (worker.job, step or 0, order.restore_generation)
             if key not in self.durable:
                 raise Broken(f"{worker.job} restores {key}, which was never committed", worker.job)
+
+    def save_together(self, job: str, step: int, dues: set[Due]) -> None:
+        """All ranks save the same after a step: a checkpoint of some of them would never be whole."""
+        if len(dues) != 1:
+            raise Broken(f"{job}: its ranks do not agree on what to save after step {step}: {dues}", job)
 
     def marker_written(self, job: str, step: int, generation: int) -> None:
         if (job, step, generation) not in self.durable:

@@ -53,10 +53,12 @@ class VirtualNode:
 
 
 class VirtualCluster:
-    """One run of a scenario, from the first start of the controller on. ``trace`` keeps the story."""
+    """One run of a scenario, from the first start of the controller on. ``trace`` keeps the story; more than
+    ``events_max`` events mean that the controller goes in circles."""
 
-    def __init__(self, scenario: Scenario, trace: bool = False) -> None:
+    def __init__(self, scenario: Scenario, trace: bool = False, events_max: int = EVENTS_MAX) -> None:
         self.scenario = scenario
+        self._events_max = events_max
         self.network = scenario.network
         self.heap = Heap()
         self.heartbeat_s = HEARTBEAT_S
@@ -205,7 +207,7 @@ class VirtualCluster:
     def handled(self, entry: Entry) -> None:
         """One event was handled; it is not safe yet."""
         self.events += 1
-        if self.events > EVENTS_MAX:
+        if self.events > self._events_max:
             jobs = [self.state.job(name) for name in self.state.live]
             where = "; ".join(f"{job.id} is {job.status} generation {job.generation}" for job in jobs)
             raise Broken(f"the controller goes in circles: {where}", *(job.id for job in jobs))

@@ -17,6 +17,7 @@ from myriad.control.events import (
 )
 from myriad.control.records import ClusterRecord, JobRecord, NodeRecord
 from myriad.simulator.scenario import JobPlan
+from myriad.spec.fields import AUTO
 from myriad.spec.job import JobSpec
 
 if TYPE_CHECKING:
@@ -128,9 +129,9 @@ def job_spec(name: str, plan: JobPlan, accelerators: int) -> dict[str, Any]:
             "data": {"path": "/data/text", "sequence_length": 16, "global_batch": ranks},
             "optimizer": {"steps": plan.steps, "learning_rate": 1e-3},
             "checkpoint": {
-                "every_steps": plan.save_every,
-                "snapshot_every_steps": plan.snapshot_every,
-                "peer_every_steps": plan.peer_every,
+                "every_steps": AUTO if plan.save_every is None else plan.save_every,
+                "snapshot_every_steps": AUTO if plan.snapshot_every is None else plan.snapshot_every,
+                "peer_every_steps": AUTO if plan.peer_every is None else plan.peer_every,
             },
         }
     else:

@@ -65,7 +65,8 @@ class Fault(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class JobPlan(msgspec.Struct, frozen=True, omit_defaults=True):
     """A job and how its program behaves. ``fails_at``: the program's own bug, a step it never survives;
-    ``fails_with``: its exit code there, or the signal that kills it."""
+    ``fails_with``: its exit code there, or the signal that kills it. ``snapshot_every``, ``save_every`` and
+    ``peer_every`` None: the controller chooses."""
 
     at: float
     nodes: int
@@ -73,9 +74,11 @@ class JobPlan(msgspec.Struct, frozen=True, omit_defaults=True):
     torch: bool = True
     steps: int = 10
     step_s: float = 0.5
-    snapshot_every: int = 1
-    save_every: int = 5
-    peer_every: int = 0
+    snapshot_every: int | None = 1
+    save_every: int | None = 5
+    peer_every: int | None = 0
+    snapshot_s: float = 0.0
+    save_s: float = 0.05
     time_limit_s: float | None = None
     fails_at: int | None = None
     fails_with: int = 3

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from myriad.agent.member import Process
 from myriad.simulator.scenario import JobPlan
-from myriad.spec.messages import Failure, RankPlan, StartWorkers, StepReport
+from myriad.spec.messages import Failure, Intervals, RankPlan, StartWorkers, StepReport
+from myriad.storage.memory.cadence import Cadence, Due
 from myriad.storage.memory.retention import Use
 
 if TYPE_CHECKING:
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 EXIT_NOTICED_S = 0.01  # SIGCHLD, or a word from the template
 RENDEZVOUS_S = 0.1
 RENDEZVOUS_DEADLINE_S = 120.0
-SAVE_S = 0.05
+WRITTEN_LOOK_S = 0.05  # between two looks at whether all have written
 SAVE_SLOW_S = 20.0
 COMMIT_DEADLINE_S = 60.0  # for the commit of the last checkpoint
 SAVE_RETRIES_S = 600.0
@@ -49,6 +51,8 @@ class Worker:
         self.ended = False
         self.stopped_until = 0.0
         self.committed_step = order.durable_step
+        self.cadence: Cadence | None = None  # of a job that steps
+        self.began_s = 0.0  # the step in progress
         self.peer_step = self.copied_step = 0
 
     def end(self, code: int) -> None:
@@ -65,9 +69,11 @@ class Worker:
             self.agent.failing(self, Failure(error_class=error_class, message="it happened", step=self.step))
             self.end(code)
 
-    def committed(self, step: int) -> None:
+    def committed(self, step: int, intervals: Intervals) -> None:
         """The controller has journaled the checkpoint: rank 0 writes the marker."""
         self.committed_step = step
+        if self.cadence is not None:
+            self.cadence.wished = intervals
         if self.rank == 0:
             self.agent.node.cluster.marked(self.job, step, self.generation)
 
@@ -90,7 +96,7 @@ class Run:
         self._job = job
         self._world_size = world_size
         self._noise = noise
-        self._began_s = 0.0  # of the step in progress
+        self._saving_s = 0.0  # when it began to save
         self._saved_step: int | None = None
         self._first = True
         self.workers: dict[int, Worker] = {}
@@ -98,6 +104,10 @@ class Run:
     def join(self, worker: Worker) -> None:
         assert worker.rank not in self.workers, f"rank {worker.rank} of {worker.job} was started twice"
         self.workers[worker.rank] = worker
+        order = worker.order
+        worker.cadence = Cadence(
+            order.intervals, order.holder is not None, order.durable_step, self._plan.steps
+        )
         if len(self.workers) == 1:
             self._heap.after(RENDEZVOUS_DEADLINE_S, self._rendezvous_late)
         if len(self.workers) == self._world_size:
@@ -147,7 +157,7 @@ class Run:
             worker.step = worker.order.restore_step or 0
             worker.mark_restored()
             worker.agent.phase_passed(worker, "restore")
-        self._began_s = self._heap.now
+            worker.began_s = self._heap.now
         self._next()
 
     def _next(self) -> None:
@@ -158,30 +168,32 @@ class Run:
 
     def _step(self) -> None:
         step = self.workers[0].step + 1
-        if self._is_peer(step) and any(w.copied_step < w.peer_step for w in self.workers.values()):
-            self._later(COPY_LOOK_S, self._step)
-            return
         if step == self._plan.fails_at:
             self._fails_by_itself(self.workers[0])
             self._heap.after(PEER_LOST_S, self._peer_lost)
             return
-        durable = step % self._plan.save_every == 0 or step == self._plan.steps
-        wall_s = self._heap.now - self._began_s
-        self._began_s = self._heap.now
-        if durable and self._storage_takes():
-            self._save(
-                step, lambda worker: self._stepped(worker, step, wall_s, durable=True), self._next_step
-            )
-            return
-        if durable and self._never_saved():
+        self._saving_s = self._heap.now
+        dues = {self._cadence(worker).due(step) for worker in self.workers.values()}
+        self._cluster.checks.save_together(self._job, step, dues)
+        due = dues.pop()
+        if due.memory and self._plan.snapshot_s:
+            self._later(self._plan.snapshot_s, lambda: self._save_due(step, due))
+        else:
+            self._save_due(step, due)
+
+    def _save_due(self, step: int, due: Due) -> None:
+        if due.peer and any(w.copied_step < w.peer_step for w in self.workers.values()):
+            self._later(COPY_LOOK_S, lambda: self._save_due(step, due))
+        elif due.durable and self._storage_takes():
+            self._save(step, lambda worker: self._stepped(worker, step, due), self._next_step)
+        elif due.durable and self._never_saved():
             self._all_fail("CheckpointError")
-            return
-        if durable:
+        else:
             for worker in self.workers.values():
-                worker.agent.save_failed(worker)
-        for worker in self.workers.values():
-            self._stepped(worker, step, wall_s, durable=False)
-        self._next_step()
+                if due.durable:
+                    worker.agent.save_failed(worker)
+                self._stepped(worker, step, replace(due, durable=False))
+            self._next_step()
 
     def _fails_by_itself(self, worker: Worker) -> None:
         if self._plan.fails_with > 0:
@@ -202,7 +214,7 @@ class Run:
     def _save(self, step: int, wrote: Callable[[Worker], None], then: Callable[[], None]) -> None:
         """Write the durable checkpoint of ``step``: each rank its part in its own time, and then all go on."""
         storage = self._cluster.storage
-        longest_s = SAVE_SLOW_S if self._heap.now < storage.slow_until else SAVE_S
+        longest_s = SAVE_SLOW_S if self._heap.now < storage.slow_until else self._plan.save_s
 
         def write(worker: Worker) -> None:
             if worker.stopped_until > self._heap.now:
@@ -225,43 +237,50 @@ class Run:
             if len(written) == self._world_size:
                 then()
             else:
-                self._later(SAVE_S, look)
+                self._later(WRITTEN_LOOK_S, look)
 
         return look
 
-    def _stepped(self, worker: Worker, step: int, wall_s: float, durable: bool) -> None:
+    def _stepped(self, worker: Worker, step: int, due: Due) -> None:
         """One rank has finished a step. Its report goes first."""
         worker.step = step
-        worker.agent.step_done(worker, self._report(worker, step, wall_s))
-        self._hand_over(worker, step, durable)
+        now = self._heap.now
+        self._cadence(worker).stepped(self._saving_s - worker.began_s)
+        self._cadence(worker).saved(due, now - self._saving_s)
+        worker.agent.step_done(worker, self._report(worker, step))
+        worker.began_s = now
+        self._hand_over(worker, step, due)
         if self._first:
             worker.agent.phase_passed(worker, "first_step")
 
     def _next_step(self) -> None:
+        if self._saved_step == self.workers[0].step:
+            words = self._cadence(self.workers[0]).wished
+            for worker in self.workers.values():
+                self._cadence(worker).adopt(words, worker.step)
         self._first = False
         self._next()
 
-    def _hand_over(self, worker: Worker, step: int, durable: bool) -> None:
-        peer = self._is_peer(step)
-        if durable or peer or step % self._plan.snapshot_every == 0:
-            worker.peer_step = step if peer else worker.peer_step
-            worker.agent.snapshot_taken(worker, step, Use(durable, peer))
-        if durable:
-            worker.agent.shards_saved(worker, step)
+    def _cadence(self, worker: Worker) -> Cadence:
+        assert worker.cadence is not None, f"rank {worker.rank} of {worker.job} has not joined"
+        return worker.cadence
 
-    def _is_peer(self, step: int) -> bool:
-        """Snapshots of this step are copied; the ranks wait there for the copy of the one before."""
-        every = self._plan.peer_every
-        return every > 0 and step % every == 0 and self.workers[0].order.holder is not None
+    def _hand_over(self, worker: Worker, step: int, due: Due) -> None:
+        if due.memory:
+            worker.peer_step = step if due.peer else worker.peer_step
+            worker.agent.snapshot_taken(worker, step, Use(due.durable, due.peer))
+        if due.durable:
+            worker.agent.shards_saved(worker, step, self._cadence(worker).costs())
 
-    def _report(self, worker: Worker, step: int, wall_s: float) -> StepReport:
+    def _report(self, worker: Worker, step: int) -> StepReport:
         return StepReport(
             job=self._job,
             generation=worker.generation,
             rank=worker.rank,
             step=step,
-            wall_s=wall_s,
-            compute_s=wall_s * 0.75,
+            wall_s=self._heap.now - worker.began_s,
+            compute_s=(self._saving_s - worker.began_s) * 0.75,
+            checkpoint_s=self._heap.now - self._saving_s,
             samples=(step,) if worker.rank == 0 else (),
         )
 
@@ -271,7 +290,8 @@ class Run:
         if step in (self._saved_step, self.workers[0].order.durable_step):
             self._await_commit()
         elif self._storage_takes():
-            self._save(step, lambda worker: self._hand_over(worker, step, durable=True), self._await_commit)
+            due = Due(memory=True, peer=False, durable=True)
+            self._save(step, lambda worker: self._hand_over(worker, step, due), self._await_commit)
         elif self._never_saved():
             self._all_fail("CheckpointError")
         elif self._heap.now < deadline_s:

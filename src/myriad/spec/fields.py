@@ -9,13 +9,14 @@ written (``LR: 1e-4``, ``PY: 3.10``).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from myriad.spec.errors import SpecError, quoted, sentence
 from myriad.spec.yaml_text import load_yaml
 
+AUTO: Final = "auto"  # Myriad chooses, and goes on choosing
 _LARGEST = 2**63 - 1  # what a message, SQLite and a tensor's index can hold
 
 
@@ -63,6 +64,22 @@ def as_whole(value: Any) -> int:
     return int(value)
 
 
+def _auto_or_at_least(least: int) -> BeforeValidator:
+    def read(value: Any) -> Any:
+        if value == AUTO:
+            return value
+        wanted = f"where {AUTO} or a whole number of at least {least} is wanted"
+        try:
+            number = as_whole(value)
+        except SpecError:
+            raise SpecError(f"{quoted(value)} is given {wanted}") from None
+        if not least <= number <= _LARGEST:
+            raise SpecError(f"{number} is given {wanted}")
+        return number
+
+    return BeforeValidator(read)
+
+
 def no_nul(text: str) -> str:
     """The operating system ends a string at its first NUL; refuse it here."""
     if "\0" in text:
@@ -73,5 +90,7 @@ def no_nul(text: str) -> str:
 Text = Annotated[str, BeforeValidator(as_text, json_schema_input_type=str | bool | int | float)]
 Count = Annotated[int, BeforeValidator(as_whole), Field(ge=1, le=_LARGEST)]
 CountOrZero = Annotated[int, BeforeValidator(as_whole), Field(ge=0, le=_LARGEST)]
+CountOrAuto = Annotated[Count | Literal["auto"], _auto_or_at_least(1)]
+CountOrZeroOrAuto = Annotated[CountOrZero | Literal["auto"], _auto_or_at_least(0)]
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]

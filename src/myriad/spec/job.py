@@ -16,8 +16,11 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from myriad.spec.cluster import NodeType
 from myriad.spec.errors import SpecError, quoted
 from myriad.spec.fields import (
+    AUTO,
     Count,
+    CountOrAuto,
     CountOrZero,
+    CountOrZeroOrAuto,
     NotNegative,
     Positive,
     Spec,
@@ -233,12 +236,13 @@ class OptimizerSpec(Spec):
 
 class CheckpointSpec(Spec):
     """Steps between durable checkpoints, memory snapshots, and those that are copied to another node's memory
-    (``peer_every_steps`` 0: none). ``directory`` None: in the job's folder."""
+    (``peer_every_steps`` 0: none). ``auto``: from what a save costs and how often things fail, and it moves with
+    them. ``directory`` None: in the job's folder."""
 
     directory: Path | None = None
-    every_steps: Count = 100
-    snapshot_every_steps: Count = 1
-    peer_every_steps: CountOrZero = 10
+    every_steps: CountOrAuto = AUTO
+    snapshot_every_steps: CountOrAuto = AUTO
+    peer_every_steps: CountOrZeroOrAuto = AUTO
     keep: Count = 2
 
 

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import msgspec
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 
 # The phases a generation's worker passes, in order.
 Phase = Literal["fork", "rendezvous", "restore", "first_step"]
@@ -48,6 +48,27 @@ class Holding(msgspec.Struct, frozen=True, array_like=True):
     size: int
 
 
+class Intervals(msgspec.Struct, frozen=True, array_like=True):
+    """Steps from one save to the next, by tier; ``peer`` 0: no copies."""
+
+    memory: int
+    peer: int
+    durable: int
+
+
+class SaveCosts(msgspec.Struct, frozen=True, array_like=True):
+    """What a rank has measured since its last durable checkpoint: seconds that its training stood still for each
+    kind of save (0: there was none), and those of a step without saves; the intervals it goes by, of which the
+    program itself has set those of the tiers in ``fixed``."""
+
+    step_s: float
+    memory_s: float
+    peer_s: float
+    durable_s: float
+    intervals: Intervals
+    fixed: tuple[str, ...] = ()
+
+
 class Peer(msgspec.Struct, frozen=True, array_like=True):
     """Where another node's agent gives and takes copies of snapshots."""
 
@@ -72,13 +93,14 @@ class WorkerExit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     message: str = ""
 
 
-class ShardSet(msgspec.Struct, frozen=True, kw_only=True):
+class ShardSet(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One rank has written and synced its part of the durable checkpoint of a step."""
 
     rank: int
     step: int
     seconds: float
     files: tuple[FileSum, ...]
+    costs: SaveCosts | None = None
 
 
 class StepReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -223,6 +245,7 @@ class StartWorkers(Message, frozen=True):
     store_port: int
     job_dir: str  # on storage shared by the nodes and the server
     spec: dict[str, Any]  # JobSpec.model_dump(mode="json")
+    intervals: Intervals
     restore_step: int | None = None
     restore_generation: int = 0  # of the durable checkpoint directory, when any rank reads it
     durable_step: int | None = None  # newest committed durable step (its snapshot is kept)
@@ -244,11 +267,15 @@ class StopWorkers(Message, frozen=True):
 
 
 class Commit(Message, frozen=True):
-    """The controller has journaled the checkpoint of ``step``: rank 0's worker writes the marker."""
+    """The controller has journaled the checkpoint of ``step``: rank 0's worker writes the marker.
+
+    ``intervals`` are to be agreed on at the next durable checkpoint, where all ranks meet.
+    """
 
     job: str
     generation: int
     step: int
+    intervals: Intervals
 
 
 class Forget(Message, frozen=True):
@@ -292,6 +319,7 @@ class WorkerWelcome(Message, frozen=True):
     restore_generation: int
     tier: Tier
     durable_step: int | None
+    intervals: Intervals
     durable_generation: int = 0
     copies: bool = False  # snapshots of peer steps are copied to another node
 
@@ -300,6 +328,7 @@ class Committed(Message, frozen=True):
     """The durable checkpoint of ``step`` is committed; rank 0 now writes its marker."""
 
     step: int
+    intervals: Intervals
 
 
 class Copied(Message, frozen=True):

@@ -93,9 +93,6 @@ def policy(job: JobSpec, job_dir: str) -> Policy:
     checkpoint = job.checkpoint
     return Policy(
         directory=Path(checkpoint.directory) if checkpoint.directory else Path(job_dir) / "checkpoints",
-        every_steps=checkpoint.every_steps,
-        snapshot_every_steps=checkpoint.snapshot_every_steps,
-        peer_every_steps=checkpoint.peer_every_steps,
         keep=checkpoint.keep,
         last_step=job.optimizer.steps,
         layout=axis_sizes(job.layout),

@@ -13,8 +13,8 @@
     run.finish()
 
 Method: the agent on this node holds the other end of a channel (MYRIAD_CHANNEL_FD). Each finished step sends
-its time split; every ``snapshot_every_steps`` the state goes to the agent as a sealed memfd, and every
-``checkpoint_every_steps`` all ranks save a durable checkpoint as well. After a failure ``restore`` puts back
+its time split; now and then the state goes to the agent as a sealed memfd, and less often all ranks save a durable
+checkpoint as well: how often, the job says or the controller, from what a save costs (see ``cadence``). After a failure ``restore`` puts back
 the newest state that every rank can read, bit for bit. Outside Myriad there is no channel and every call does
 nothing, so the loop runs as it always did.
 
@@ -53,6 +53,7 @@ from myriad.spec.messages import (
     Committed,
     Copied,
     FromWorker,
+    Intervals,
     Phase,
     PhaseDone,
     SaveFailed,
@@ -64,6 +65,7 @@ from myriad.spec.messages import (
     ToWorker,
     WorkerWelcome,
 )
+from myriad.storage.memory.cadence import Cadence
 from myriad.storage.memory.channel import Channel, ChannelTimeout
 from myriad.storage.memory.snapshot import SnapshotCorrupt, open_snapshot, write_snapshot
 from myriad.training import commtime
@@ -105,11 +107,9 @@ class Policy:
     """When and where state is saved. ``last_step`` is saved in any case (None: in ``finish``)."""
 
     directory: Path
-    every_steps: int = 100
-    snapshot_every_steps: int = 1
-    peer_every_steps: int = 10
     keep: int = 2
     last_step: int | None = None
+    fixed: Mapping[str, int] = field(default_factory=dict)  # of Intervals, what the program itself has set
     layout: Mapping[str, Any] = field(default_factory=dict)
     meta: Mapping[str, Any] = field(default_factory=dict)  # kept in the manifest
 
@@ -161,6 +161,7 @@ class Session:
         self._memory = memory  # the snapshot to restore from, if any
         self._clock = StepClock()
         self._policy = Policy(Path(welcome.job_dir) / "checkpoints")
+        self._cadence = self._new_cadence()
         self._capture: Callable[[], State] | None = None
         self._saved_step = self._committed_step = welcome.durable_step
         self._peer_step = self._copied_step = (
@@ -175,6 +176,17 @@ class Session:
     def follow(self, policy: Policy) -> None:
         """Save as ``policy`` says from now on."""
         self._policy = policy
+        self._cadence = self._new_cadence()
+
+    def _new_cadence(self) -> Cadence:
+        policy = self._policy
+        return Cadence(
+            self.welcome.intervals,
+            self.welcome.copies,
+            self.welcome.durable_step,
+            policy.last_step,
+            policy.fixed,
+        )
 
     def phase(self, phase: Phase) -> None:
         """Tell the agent that this rank has passed a phase of its start."""
@@ -225,6 +237,7 @@ class Session:
             saved = self._save_due(number)
         lap = self._clock.lap()
         self.last_step_s = lap.wall_s
+        self._cadence.stepped(lap.wall_s - lap.parts_s.get("checkpoint", 0.0))
         # The report goes first: no step that a restart can begin from is ever without one.
         self._last_report = self._report(step, lap)
         self._send(StepDone(report=self._last_report))
@@ -358,15 +371,24 @@ class Session:
             print(error, file=sys.stderr, flush=True)
 
     def _save_due(self, step: int) -> list[Saved]:
-        policy = self._policy
-        durable = step % policy.every_steps == 0 or step == policy.last_step
-        every = policy.peer_every_steps if self.welcome.copies else 0
-        peer = every > 0 and step % every == 0
-        if peer:
+        due = self._cadence.due(step)
+        if not due.memory:
+            return []
+        began = time.perf_counter()
+        if due.peer:
             self._wait_for_copy()
-        if durable or peer or step % policy.snapshot_every_steps == 0:
-            return self._save(step, durable, peer)
-        return []
+        saved = self._save(step, due.durable, due.peer)
+        self._cadence.saved(due, time.perf_counter() - began)
+        if due.durable:
+            self._agree_on_intervals(step)
+        return saved
+
+    def _agree_on_intervals(self, step: int) -> None:
+        """All ranks are at one step: what the first one was told holds for all."""
+        words = torch.tensor(structs.astuple(self._cadence.wished))
+        if self._group is not None:
+            dist.broadcast(words, group_src=0, group=self._group)
+        self._cadence.adopt(Intervals(*(int(word) for word in words)), step)
 
     def _wait_for_copy(self) -> None:
         """Until the copy of the last peer step is made: a node's copies are never more than one step behind its ranks."""
@@ -401,6 +423,9 @@ class Session:
     def _hand_over(self, saved: list[Saved]) -> None:
         """Give the agent what was saved; from here on it can be restarted from."""
         for message, fds in saved:
+            if isinstance(message, ShardsSaved):
+                shards = structs.replace(message.shards, costs=self._cadence.costs())
+                message = structs.replace(message, shards=shards)
             self._send(message, fds)
             for fd in fds:
                 os.close(fd)
@@ -450,6 +475,7 @@ class Session:
             self._copied_step = message.step
             return
         assert isinstance(message, Committed), message
+        self._cadence.wished = message.intervals
         self._committed_step = message.step
         if message.step in self._unmarked:
             self._mark(message.step)
@@ -503,15 +529,16 @@ def connect(channel: Channel[ToWorker]) -> Session:
 def start(
     steps: int | None = None,
     *,
-    checkpoint_every_steps: int = 100,
-    snapshot_every_steps: int = 1,
-    peer_every_steps: int = 10,
+    checkpoint_every_steps: int | None = None,
+    snapshot_every_steps: int | None = None,
+    peer_every_steps: int | None = None,
     directory: str | os.PathLike[str] | None = None,
     keep: int = 2,
 ) -> Session:
     """The session of this process. ``steps`` is the number of the last step, if it is known.
 
-    ``directory`` of durable checkpoints: by default ``checkpoints`` in the job's folder.
+    How often to save is what the job says under ``checkpoint``, unless it is said here. ``directory`` of durable
+    checkpoints: by default ``checkpoints`` in the job's folder.
     """
     number = os.environ.pop(CHANNEL_VARIABLE, None)  # popped: a child of ours must not speak for us
     if number is None:
@@ -519,7 +546,13 @@ def start(
     atexit.register(wait_for_rest)  # before anything the program registers itself, so it runs after that
     session = connect(Channel.from_fd(int(number), ToWorker))
     place = Path(directory) if directory is not None else Path(session.welcome.job_dir) / "checkpoints"
-    session.follow(Policy(place, checkpoint_every_steps, snapshot_every_steps, peer_every_steps, keep, steps))
+    said = {
+        "memory": snapshot_every_steps,
+        "peer": peer_every_steps,
+        "durable": checkpoint_every_steps,
+    }
+    fixed = {tier: steps for tier, steps in said.items() if steps is not None}
+    session.follow(Policy(place, keep, steps, fixed))
     return session
 
 
@@ -537,6 +570,7 @@ def _nobody() -> WorkerWelcome:
         restore_generation=0,
         tier="none",
         durable_step=None,
+        intervals=Intervals(1, 0, 1),
     )
 
 
