@@ -1,7 +1,7 @@
 """A small DistributedDataParallel loop with Myriad's session that can be slowed down where one wants.
 
 PLANT names the places, separated by commas: ``loader`` (every rank, waiting for data), ``rank`` (rank 1,
-while it computes), ``save`` (every rank, in the durable save), ``collective`` (every rank, in waiting for the
+while it computes), ``save`` (every rank, in the part of a save that training waits for), ``collective`` (every rank, in waiting for the
 gradients' all-reduce). PLANT_SECONDS is how long each time, PLANT_STEPS and PLANT_SAVE_EVERY the length of the run
 and of what a failure may cost. What a rank has really slept in each place goes to ``planted-RANK.json`` in the
 job's folder, because a sleep is never shorter than asked and, on a busy machine, often longer.
@@ -21,7 +21,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from myriad.storage.durable import checkpoint
 from myriad.training import session
 
 PLACES = tuple(filter(None, os.environ.get("PLANT", "").split(",")))
@@ -44,7 +43,7 @@ def plant(place: str, seconds: float = PLANT_S) -> None:
 
 def slow_down_collectives_and_saves() -> None:
     """Wrap what torch waits in and what the session saves with, below the session's own measuring."""
-    wait, save = dist.Work.wait, checkpoint.save
+    wait, save = dist.Work.wait, session.write_snapshot
 
     def slow_wait(self: dist.Work, *args: Any, **kwargs: Any) -> bool:
         if stepping:
@@ -56,7 +55,7 @@ def slow_down_collectives_and_saves() -> None:
         return save(*args, **kwargs)
 
     dist.Work.wait = slow_wait  # type: ignore[method-assign]
-    checkpoint.save = slow_save
+    session.write_snapshot = slow_save
 
 
 def main() -> None:

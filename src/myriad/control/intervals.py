@@ -63,20 +63,22 @@ def forget_absence(turn: Turn) -> None:
 
 
 def take_costs(turn: Turn, job: JobRecord, shards: Sequence[ShardSet]) -> None:
-    """A durable checkpoint was written: what the slowest rank has measured."""
+    """A durable checkpoint was written: what the slowest rank has measured, or else what was known before."""
     costs = [shard.costs for shard in shards if shard.costs is not None]
     if not costs:
         return
+    record = _record(turn, job)
+    before = record.costs or costs[0]
     worst = SaveCosts(
-        step_s=max(each.step_s for each in costs),
-        memory_s=max(each.memory_s for each in costs),
-        peer_s=max(each.peer_s for each in costs),
-        durable_s=max(each.durable_s for each in costs),
+        step_s=max(each.step_s for each in costs) or before.step_s,
+        memory_s=max(each.memory_s for each in costs) or before.memory_s,
+        peer_s=max(each.peer_s for each in costs) or before.peer_s,
+        durable_s=max(each.durable_s for each in costs) or before.durable_s,
         intervals=costs[0].intervals,
         fixed=costs[0].fixed,
     )
     busy_s = max(shard.seconds for shard in shards)
-    turn.put(msgspec.structs.replace(_record(turn, job), costs=worst, busy_s=busy_s))
+    turn.put(msgspec.structs.replace(record, costs=worst, busy_s=busy_s))
 
 
 def decide(turn: Turn, job: JobRecord) -> Intervals:

@@ -22,11 +22,12 @@ from myriad.storage.datasets.index import DatasetError
 from myriad.storage.datasets.loader import Loader, Mixture, open_mixture
 from myriad.storage.durable.manifest import MODEL_KEY, SEQUENCE_LENGTH_KEY
 from myriad.training.device import pick_device
+from myriad.training.durable import Policy
 from myriad.training.mesh import Mesh, axis_sizes, build_mesh
 from myriad.training.optimizer import ShardedAdamW
 from myriad.training.parallelize import build_model
 from myriad.training.rendezvous import join
-from myriad.training.session import Policy, Session, Step
+from myriad.training.session import Session, Step
 from myriad.training.state import mesh_sha256, trainer_state
 from myriad.training.step import Stepper, StepResult
 

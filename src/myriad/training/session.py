@@ -28,7 +28,8 @@ With torch's DistributedDataParallel on three ranks or more, pass it ``find_unus
 must be bit-identical: otherwise it re-sorts its buckets after the first step of each start, and sums in
 another order than the run that never stopped (see ``replicate``).
 
-Trade-off: snapshots and checkpoints block the loop: about 1 s a GB of a rank's state each.
+Trade-off: a snapshot blocks the loop, which is a copy of the rank's state in memory; a durable checkpoint is written
+from it while training goes on (see ``behind``).
 """
 
 from __future__ import annotations
@@ -37,9 +38,8 @@ import atexit
 import os
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +56,6 @@ from myriad.spec.messages import (
     Intervals,
     Phase,
     PhaseDone,
-    SaveFailed,
-    ShardSet,
     ShardsSaved,
     SnapshotTaken,
     StepDone,
@@ -70,6 +68,7 @@ from myriad.storage.memory.channel import Channel, ChannelTimeout
 from myriad.storage.memory.snapshot import SnapshotCorrupt, open_snapshot, write_snapshot
 from myriad.training import commtime
 from myriad.training.clock import Lap, StepClock
+from myriad.training.durable import Durable, Policy
 from myriad.training.leaving import wait_for_rest
 from myriad.training.state import (
     State,
@@ -83,8 +82,6 @@ from myriad.training.state import (
 CHANNEL_VARIABLE = "MYRIAD_CHANNEL_FD"
 WELCOME_TIMEOUT_S = 60.0  # the agent sends it right after the fork
 COMMIT_TIMEOUT_S = 60.0  # for the controller to journal the last checkpoint
-SAVE_RETRIES_S = 600.0  # for storage that is gone to come back, at the end of a job
-SAVE_RETRY_S = 2.0
 COPY_TIMEOUT_S = 120.0  # for the agent to copy a snapshot to a peer, or to give up
 
 
@@ -94,24 +91,8 @@ Saved = tuple[FromWorker, tuple[int, ...]]
 Fill = Callable[[Collection[str], int], State]
 
 
-class CheckpointNotSaved(RuntimeError):
-    """The storage did not take the last checkpoint in all the time there was."""
-
-
 class CheckpointNotCommitted(RuntimeError):
     """The controller did not confirm the last checkpoint, so the job is not known to be saved."""
-
-
-@dataclass(frozen=True)
-class Policy:
-    """When and where state is saved. ``last_step`` is saved in any case (None: in ``finish``)."""
-
-    directory: Path
-    keep: int = 2
-    last_step: int | None = None
-    fixed: Mapping[str, int] = field(default_factory=dict)  # of Intervals, what the program itself has set
-    layout: Mapping[str, Any] = field(default_factory=dict)
-    meta: Mapping[str, Any] = field(default_factory=dict)  # kept in the manifest
 
 
 class Step:
@@ -162,13 +143,11 @@ class Session:
         self._clock = StepClock()
         self._policy = Policy(Path(welcome.job_dir) / "checkpoints")
         self._cadence = self._new_cadence()
+        self._durable = Durable(welcome, self._policy)
         self._capture: Callable[[], State] | None = None
-        self._saved_step = self._committed_step = welcome.durable_step
         self._peer_step = self._copied_step = (
             0  # the last one handed over to be copied, and the last one that was
         )
-        self._save_error = ""
-        self._unmarked: set[int] = set()  # steps this generation has saved and nobody has confirmed
         self._group: dist.ProcessGroup | None = None
         self._first = True
         self._last_report: StepReport | None = None
@@ -177,6 +156,7 @@ class Session:
         """Save as ``policy`` says from now on."""
         self._policy = policy
         self._cadence = self._new_cadence()
+        self._durable = Durable(self.welcome, policy)
 
     def _new_cadence(self) -> Cadence:
         policy = self._policy
@@ -215,7 +195,7 @@ class Session:
         self._capture = capture
         self._group = _checkpoint_group()
         step = self._load(capture, fit) if self.welcome.tier != "none" else 0
-        self._mark_restored()
+        self._durable.mark_restored()
         commtime.measure(self._clock if self._channel is not None else None)
         self.phase("restore")
         self._clock.lap()
@@ -234,6 +214,7 @@ class Session:
             return
         with self._clock.section("checkpoint"):
             self._take_committed()
+            news = self._durable.news()
             saved = self._save_due(number)
         lap = self._clock.lap()
         self.last_step_s = lap.wall_s
@@ -241,6 +222,7 @@ class Session:
         # The report goes first: no step that a restart can begin from is ever without one.
         self._last_report = self._report(step, lap)
         self._send(StepDone(report=self._last_report))
+        self._tell(news)
         self._hand_over(saved)
         if self._first:
             self.phase("first_step")
@@ -253,34 +235,19 @@ class Session:
         if self._channel is None or last is None:
             return
         with self.saving():
-            self._save_last(last)
+            self._tell(self._durable.settle())
+            self._durable.save_last(last, lambda: self._save_now(last), self._is_everyone)
             self._wait_for_commit(last)
-            self._mark_last()
+            self._tell(self._durable.mark_last())
         if self._last_report is not None:
             lap, report = self._clock.lap(), self._last_report
             saving_s = report.checkpoint_s + lap.parts_s.get("checkpoint", 0.0)
             whole = structs.replace(report, wall_s=report.wall_s + lap.wall_s, checkpoint_s=saving_s)
             self._send(StepDone(report=whole))
 
-    def _save_last(self, last: int) -> None:
-        """The last step must be on storage: try until it is, or for SAVE_RETRIES_S. Raises CheckpointNotSaved."""
-        deadline = time.monotonic() + SAVE_RETRIES_S
-        while self._saved_step != last:
-            self._hand_over(self._save(last, durable=True))
-            if self._saved_step != last:
-                # All ranks failed alike, and all must agree on whether to try again.
-                if self._is_everyone(time.monotonic() >= deadline):
-                    raise CheckpointNotSaved(
-                        f"the checkpoint of step {last} could not be written for {SAVE_RETRIES_S:g} s: {self._save_error}"
-                    )
-                time.sleep(SAVE_RETRY_S)
-
-    def _mark_last(self) -> None:
-        """The last checkpoint's marker, if the storage was away when its commit was heard."""
-        deadline = time.monotonic() + SAVE_RETRIES_S
-        while self._committed_step in self._unmarked and time.monotonic() < deadline:
-            time.sleep(SAVE_RETRY_S)
-            self._mark(self._committed_step)
+    def _save_now(self, last: int) -> None:
+        self._hand_over(self._save(last, durable=True))
+        self._tell(self._durable.settle())
 
     def saving(self) -> AbstractContextManager[None]:
         """Time inside counts as that of a checkpoint: for what a program itself writes at the end."""
@@ -290,7 +257,7 @@ class Session:
         """Until the controller has confirmed the checkpoint of step ``last``. Raises CheckpointNotCommitted."""
         assert self._channel is not None
         deadline = time.monotonic() + COMMIT_TIMEOUT_S
-        while self._committed_step != last:
+        while self._durable.committed_step != last:
             try:
                 message, _ = self._channel.recv(max(0.0, deadline - time.monotonic()))
             except ChannelTimeout:
@@ -358,18 +325,6 @@ class Session:
         )
         self.position = manifest.position
 
-    def _mark_restored(self) -> None:
-        """The newest checkpoint is committed, since we were told of it; its writer may have died before the marker."""
-        from myriad.storage.durable.manifest import CheckpointError, checkpoint_path, commit_marker
-
-        step, generation = self.welcome.durable_step, self.welcome.durable_generation
-        if self.welcome.rank != 0 or step is None or not generation:
-            return
-        try:
-            commit_marker(checkpoint_path(self._policy.directory, step, generation))
-        except CheckpointError as error:  # a loss for people and tools; the job itself may not need it
-            print(error, file=sys.stderr, flush=True)
-
     def _save_due(self, step: int) -> list[Saved]:
         due = self._cadence.due(step)
         if not due.memory:
@@ -406,19 +361,20 @@ class Session:
             self._accept(message)
 
     def _save(self, step: int, durable: bool, peer: bool = False) -> list[Saved]:
-        """A memory snapshot, and the durable checkpoint of the same bytes where asked; to be handed over."""
+        """A memory snapshot, to be handed over; the durable checkpoint of the same bytes is begun where asked."""
         assert self._capture is not None, "restore() comes before the first step"
+        news = self._durable.settle() if durable else []
         state = {**self._capture(), f"rng.{self.welcome.rank}": torch.get_rng_state()}
         fd, size, crc32 = write_snapshot(snapshot_entries(state), step, {}, position=self.position)
         self._peer_step = step if peer else self._peer_step
         try:
-            said = self._save_durable(step, state) if durable else None
+            if durable:
+                self._durable.begin(step, self.position, state, fd)
         except BaseException:
             os.close(fd)
             raise
-        on_storage = isinstance(said, ShardsSaved)
-        taken = SnapshotTaken(step=step, size=size, crc32=crc32, durable=on_storage, peer=peer)
-        return [(taken, (fd,))] if said is None else [(taken, (fd,)), (said, ())]
+        taken = SnapshotTaken(step=step, size=size, crc32=crc32, durable=durable, peer=peer)
+        return [*((each, ()) for each in news), (taken, (fd,))]
 
     def _hand_over(self, saved: list[Saved]) -> None:
         """Give the agent what was saved; from here on it can be restarted from."""
@@ -430,38 +386,8 @@ class Session:
             for fd in fds:
                 os.close(fd)
 
-    def _save_durable(self, step: int, state: State) -> ShardsSaved | SaveFailed:
-        """All ranks together. Where the storage does not take it they all fail alike, and go on without it unless
-        none of the job's has ever been written: then it is not the storage that is gone, but the place that is wrong."""
-        from myriad.storage.durable.checkpoint import save
-        from myriad.storage.durable.manifest import CheckpointError
-
-        began = time.monotonic()
-        try:
-            files = save(
-                self._policy.directory,
-                step,
-                self.welcome.generation,
-                state,
-                self._group,
-                position=self.position,
-                layout=self._policy.layout,
-                meta=self._policy.meta,
-            )
-        except CheckpointError as error:
-            if self._saved_step is None:
-                raise
-            return self._failed(f"the checkpoint of step {step} was not written: {error}")
-        self._saved_step = step
-        self._unmarked.add(step)
-        seconds = time.monotonic() - began
-        shards = ShardSet(rank=self.welcome.rank, step=step, seconds=seconds, files=files)
-        return ShardsSaved(shards=shards)
-
-    def _failed(self, error: str) -> SaveFailed:
-        print(error, file=sys.stderr, flush=True)
-        self._save_error = error
-        return SaveFailed(error=error)
+    def _tell(self, news: Sequence[FromWorker]) -> None:
+        self._hand_over([(message, ()) for message in news])
 
     def _take_committed(self) -> None:
         """Act on confirmations that have arrived, without waiting."""
@@ -470,33 +396,13 @@ class Session:
             self._accept(received[0])
 
     def _accept(self, message: ToWorker) -> None:
-        """A copy is made, or the controller has journaled a checkpoint: the first rank marks it and removes old ones."""
+        """A copy is made, or the controller has journaled a checkpoint."""
         if isinstance(message, Copied):
             self._copied_step = message.step
             return
         assert isinstance(message, Committed), message
         self._cadence.wished = message.intervals
-        self._committed_step = message.step
-        if message.step in self._unmarked:
-            self._mark(message.step)
-
-    def _mark(self, step: int) -> None:
-        """Rank 0 marks a committed checkpoint of this generation and removes old ones, as far as the storage lets it."""
-        from myriad.storage.durable.manifest import CheckpointError, checkpoint_path, commit_marker, prune
-
-        try:
-            if self.welcome.rank == 0:
-                commit_marker(checkpoint_path(self._policy.directory, step, self.welcome.generation))
-                self._unmarked.discard(step)
-                prune(self._policy.directory, self._policy.keep)
-        except CheckpointError as error:
-            self._send(
-                self._failed(
-                    f"the checkpoint of step {step} was not marked, or old ones not removed: {error}"
-                )
-            )
-        else:
-            self._unmarked.discard(step)
+        self._durable.committed(message.step)
 
     def _report(self, step: Step, lap: Lap) -> StepReport:
         parts = lap.parts_s

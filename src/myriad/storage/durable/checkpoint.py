@@ -1,44 +1,34 @@
 """Save and load a flat dict of tensors as a PyTorch DCP directory, with checksums and no pickled objects.
 
-Method: DCP writes one file a rank, synced; each rank then checksums its own files, the lists are
-gathered and the first rank writes the manifest. On loading, DCP plans from ``.metadata`` which pieces the local
+Method: saving is ``writing``. On loading, DCP plans from ``.metadata`` which pieces the local
 shards need, so the layout may have changed in between, and a newcomer can load alone. DCP itself loads a flipped
 byte without a word; here no byte of a file is used before the file is checked (``reading``).
-
-Trade-off: a save reads its files once more for the checksums, from the page cache (0.2 to 1 s a GB).
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import platform
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint import filesystem, metadata, state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint import metadata, state_dict_loader
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 
 from myriad.spec.messages import FileSum
 from myriad.storage.durable.manifest import (
-    MANIFEST_NAME,
     CheckpointCorrupt,
     CheckpointError,
     Manifest,
     checkpoint_path,
-    file_sum,
     read_manifest,
     storage_error,
-    sync_directory,
-    write_manifest,
 )
-from myriad.storage.durable.reading import METADATA_NAME, CheckedReader, TensorPlanner
+from myriad.storage.durable.reading import CheckedReader, TensorPlanner
+from myriad.storage.durable.writing import CheckpointWriter, local_bytes
 
 Choose = Callable[[Manifest, Collection[str]], Mapping[str, torch.Tensor]]
 
@@ -62,36 +52,8 @@ def save(
     rank when any rank fails; nothing of the attempt is left then. A step is saved once per generation.
     """
     assert all(isinstance(each, torch.Tensor) for each in tensors.values()), "tensors only"
-    path = checkpoint_path(directory, step, generation)
-    assert not (path / MANIFEST_NAME).exists(), f"{path} was saved before"
-    rank = 0 if process_group is None else dist.get_rank(process_group)
-    try:
-        with _sentences(directory, "write"):
-            state_dict_saver.save(
-                dict(tensors),
-                storage_writer=_Writer(path, single_file_per_rank=True, sync_files=True, thread_count=1),
-                planner=DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False),
-                process_group=process_group,
-                no_dist=process_group is None,
-            )
-        mine = _own_files(directory, path, rank)
-        outcomes = _agreed(mine, process_group)
-        manifest = Manifest(
-            step=step,
-            generation=generation,
-            position=position,
-            world_size=len(outcomes),
-            layout=dict(layout),
-            versions={"torch": str(torch.__version__), "python": platform.python_version()},
-            files=tuple(file for files in outcomes for file in files),
-            meta=dict(meta or {}),
-        )
-        _agreed(_manifest_written(path, manifest) if rank == 0 else (), process_group)
-    except CheckpointError:
-        _discard(path, rank)
-        raise
-    assert not isinstance(mine, CheckpointError)
-    return mine
+    writer = CheckpointWriter(directory, generation, process_group, layout, meta or {})
+    return writer.save(step, position, tensors, lambda name: local_bytes(tensors[name]))
 
 
 def load(
@@ -125,19 +87,6 @@ def load(
         planner = TensorPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
         state_dict_loader.load(dict(tensors), storage_reader=reader, planner=planner, no_dist=True)
     return manifest
-
-
-class _Writer(filesystem.FileSystemWriter):
-    """DCP's writer, which reports what the storage said where torch reports that its own counts differ."""
-
-    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Any:
-        try:
-            return super().write_data(plan, planner)
-        except RuntimeError as error:
-            cause: BaseException | None = error
-            while cause is not None and not isinstance(cause, OSError):
-                cause = cause.__context__
-            raise (cause or error) from None
 
 
 def _check_entry(name: str, tensor: torch.Tensor, saved: Any) -> None:
@@ -175,47 +124,3 @@ def _sentence(directory: str | os.PathLike[str], doing: str, causes: list[BaseEx
         if isinstance(cause, OSError):
             return storage_error(directory, cause, doing)
     return CheckpointError(f"could not {doing} a checkpoint in {os.fspath(directory)}: {causes[0]}")
-
-
-Files = tuple[FileSum, ...]
-
-
-def _own_files(directory: str | os.PathLike[str], path: Path, rank: int) -> Files | CheckpointError:
-    """Checksums of what this rank wrote, its names synced; ranks whose pieces others hold wrote nothing."""
-    try:
-        files = sorted(path.glob(f"__{rank}_*.distcp"))
-        if rank == 0:
-            files.append(path / METADATA_NAME)
-            sync_directory(path.parent)
-        sync_directory(path)
-        return tuple(file_sum(file) for file in files)
-    except OSError as error:
-        return storage_error(directory, error, "write")
-
-
-def _discard(path: Path, rank: int) -> None:
-    """Remove this rank's part of a failed save, so that it does not fill the storage for the next one."""
-    with contextlib.suppress(OSError):
-        for file in [*path.glob(f"__{rank}_*"), *(path.glob(".metadata*") if rank == 0 else ())]:
-            file.unlink(missing_ok=True)
-        path.rmdir()  # succeeds for the last rank
-
-
-def _manifest_written(path: Path, manifest: Manifest) -> Files | CheckpointError:
-    try:
-        write_manifest(path, manifest)
-    except CheckpointError as error:
-        return error
-    return ()
-
-
-def _agreed(outcome: Files | CheckpointError, process_group: dist.ProcessGroup | None) -> list[Files]:
-    """Every rank's outcome, in rank order; the first rank's error is raised on all, so that none waits."""
-    outcomes: list[Any] = [outcome]
-    if process_group is not None:
-        outcomes = [None] * dist.get_world_size(process_group)
-        dist.all_gather_object(outcomes, outcome, group=process_group)
-    for each in outcomes:
-        if isinstance(each, CheckpointError):
-            raise each
-    return outcomes

@@ -137,6 +137,15 @@ def open_snapshot(fd: int, crc32: int | None = None) -> Snapshot:
     stored = _checksum(fd, size)
     if stored is None or (crc32 is not None and crc32 != stored):
         raise SnapshotCorrupt(f"the snapshot of {size} bytes fails its checksum")
+    return _mapped(fd, size, stored)
+
+
+def map_snapshot(fd: int) -> Snapshot:
+    """Map one's own snapshot, whose bytes are known to be whole. ``fd`` stays the caller's."""
+    return _mapped(fd, os.fstat(fd).st_size, 0)
+
+
+def _mapped(fd: int, size: int, crc32: int) -> Snapshot:
     # Private, not shared: older kernels refuse a shared mapping of a memfd sealed against writing.
     mapped = mmap.mmap(fd, size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)
     try:
@@ -144,7 +153,7 @@ def open_snapshot(fd: int, crc32: int | None = None) -> Snapshot:
     except SnapshotCorrupt:
         mapped.close()
         raise
-    return Snapshot(header.step, header.position, header.meta, header.entries, size, stored, mapped)
+    return Snapshot(header.step, header.position, header.meta, header.entries, size, crc32, mapped)
 
 
 class Incoming:
