@@ -15,7 +15,8 @@ from storage_faults import sealed_copy
 from myriad.agent.peers import Copy, PeerClient, PeerError, PeerServer, Put, proof
 from myriad.spec.messages import Peer, StepReport
 from myriad.storage.memory.keeper import SnapshotKeeper
-from myriad.storage.memory.snapshot import open_snapshot, write_snapshot
+from myriad.storage.memory.snapshot import open_snapshot
+from sealed import write_snapshot
 
 TOKEN = "secret"
 DEADLINE_S = 30.0

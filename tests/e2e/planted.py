@@ -1,8 +1,8 @@
 """A small DistributedDataParallel loop with Myriad's session that can be slowed down where one wants.
 
 PLANT names the places, separated by commas: ``loader`` (every rank, waiting for data), ``rank`` (rank 1,
-while it computes), ``save`` (every rank, in the part of a save that training waits for), ``collective`` (every rank, in waiting for the
-gradients' all-reduce). PLANT_SECONDS is how long each time, PLANT_STEPS and PLANT_SAVE_EVERY the length of the run
+while it computes), ``save`` (every rank, in the part of a save that training waits for), ``collective`` (every rank,
+in waiting for the gradients' all-reduce). PLANT_SECONDS is how long each time, PLANT_STEPS and PLANT_SAVE_EVERY the length of the run
 and of what a failure may cost. What a rank has really slept in each place goes to ``planted-RANK.json`` in the
 job's folder, because a sleep is never shorter than asked and, on a busy machine, often longer.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
 from collections import Counter
 from pathlib import Path
@@ -30,7 +31,9 @@ SAVE_EVERY = int(os.environ.get("PLANT_SAVE_EVERY", "5"))
 SLOW_SAVE = 6  # saves are rare: each is slowed down by so many times PLANT_S
 
 slept_s: Counter[str] = Counter()
-stepping = False  # inside a step's own work: collectives of a restore or a save are left alone
+stepping = (
+    False  # inside a step's own work: collectives of a restore are left alone, and so are those of a save
+)
 
 
 def plant(place: str, seconds: float = PLANT_S) -> None:
@@ -43,10 +46,10 @@ def plant(place: str, seconds: float = PLANT_S) -> None:
 
 def slow_down_collectives_and_saves() -> None:
     """Wrap what torch waits in and what the session saves with, below the session's own measuring."""
-    wait, save = dist.Work.wait, session.write_snapshot
+    wait, save = dist.Work.wait, session.take_snapshot
 
     def slow_wait(self: dist.Work, *args: Any, **kwargs: Any) -> bool:
-        if stepping:
+        if stepping and threading.current_thread() is threading.main_thread():
             plant("collective")
         return wait(self, *args, **kwargs)
 
@@ -55,7 +58,7 @@ def slow_down_collectives_and_saves() -> None:
         return save(*args, **kwargs)
 
     dist.Work.wait = slow_wait  # type: ignore[method-assign]
-    session.write_snapshot = slow_save
+    session.take_snapshot = slow_save
 
 
 def main() -> None:

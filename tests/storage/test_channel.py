@@ -58,7 +58,7 @@ def test_files_ride_along_and_are_not_inheritable(ends: Ends) -> None:
     agent, worker = ends
     fd = os.memfd_create("payload")
     os.write(fd, b"bytes")
-    worker.send(SnapshotTaken(step=1, size=5, crc32=0), [fd])
+    worker.send(SnapshotTaken(step=1, size=5, crc32=0, buffer=1), [fd])
     os.close(fd)
     msg, fds = agent.recv(1)
     assert isinstance(msg, SnapshotTaken) and len(fds) == 1

@@ -9,9 +9,10 @@ import pytest
 from storage_faults import sealed_copy
 
 from myriad.spec.messages import Holding
-from myriad.storage.memory.keeper import SnapshotKeeper
+from myriad.storage.memory.keeper import Owner, SnapshotKeeper
 from myriad.storage.memory.retention import Use
-from myriad.storage.memory.snapshot import open_snapshot, write_snapshot
+from myriad.storage.memory.snapshot import open_snapshot
+from sealed import write_snapshot
 
 JOB = "job-1"
 
@@ -106,3 +107,19 @@ def test_a_damaged_snapshot_is_not_reported_and_is_dropped(caplog: pytest.LogCap
     assert keeper.holdings(JOB) == (Holding(0, 1, keeper.bytes_held),)
     assert keeper.fd_for(JOB, 0, 2) is None and "step 2 is damaged" in caplog.text
     keeper.close()
+
+
+def test_the_owner_hears_when_its_memory_is_free() -> None:
+    heard: list[Owner] = []
+    keeper = SnapshotKeeper(heard.append)
+    for step in range(1, 5):
+        fd, size, crc = write_snapshot({"x": ("uint8", (3,), b"abc")}, step, {})
+        keeper.add("j1", 0, step, fd, size, crc, Use(), owner=Owner("j1/1/0", step))
+    assert heard == [Owner("j1/1/0", 1), Owner("j1/1/0", 2)], "two are kept"
+    fd, size, crc = write_snapshot({"x": ("uint8", (3,), b"abc")}, 4, {})
+    keeper.add("j1", 0, 4, fd, size, crc, Use(), owner=Owner("j1/2/0", 1))
+    assert heard[2:] == [Owner("j1/1/0", 4)], (
+        "the step was taken again, by another process, in a buffer of its own"
+    )
+    keeper.close()
+    assert len(heard) == 5

@@ -12,15 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from storage_faults import sealed_copy
 
+from myriad.storage.memory.buffers import Buffers
 from myriad.storage.memory.snapshot import (
     ALIGNMENT_BYTES,
     CHUNK_BYTES,
     SnapshotCorrupt,
     SnapshotError,
     open_snapshot,
+    take_snapshot,
     verify,
-    write_snapshot,
 )
+from sealed import write_snapshot
 
 Entries = dict[str, tuple[str, tuple[int, ...], Any]]
 
@@ -114,9 +116,9 @@ def test_cut_unsealed_or_foreign_files_are_refused(written: tuple[int, int, int]
             open_snapshot(copy)
         os.close(copy)
     unsealed = sealed_copy(fd, seals=0)
-    assert not verify(unsealed, size, crc)
     with pytest.raises(SnapshotCorrupt, match="not sealed"):
         open_snapshot(unsealed)
+    assert verify(unsealed, size, crc), "it seals what nobody writes"
     os.close(unsealed)
     with (tmp_path / "file").open("w+b") as file, pytest.raises(SnapshotCorrupt):
         open_snapshot(file.fileno())
@@ -128,7 +130,7 @@ def test_no_memory_is_a_sentence_and_leaves_no_file(monkeypatch: pytest.MonkeyPa
     def full(*_: object) -> int:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(os, "pwrite", full)
+    monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(SnapshotError, match="there is no memory for a snapshot of .* more host memory"):
         write_snapshot(entries_of({"x": np.ones(4)}), 1, {})
     assert len(os.listdir("/proc/self/fd")) == before
@@ -144,3 +146,46 @@ def test_any_names_sizes_and_positions_fit_the_header(data: dict[str, bytes], po
         assert opened.position == position and opened.size == size
         assert {name: bytes(opened.view(name)) for name in opened.entries} == data
     os.close(fd)
+
+
+def test_memory_is_used_again_once_nobody_needs_it() -> None:
+    buffers = Buffers()
+    first = take_snapshot(entries_of({"x": np.ones(1000)}), 1, {}, buffers, "agent", "writer")
+    held = os.dup(first.buffer.fd)
+    buffers.release(first.buffer.number, "agent")
+    second = take_snapshot(entries_of({"x": np.ones(1000)}), 2, {}, buffers, "agent")
+    assert second.buffer is not first.buffer, "the writer still reads the first"
+    with first.view("x") as view:
+        assert np.frombuffer(view, np.float64).sum() == 1000
+    buffers.release(first.buffer.number, "writer")
+    buffers.release(first.buffer.number, "writer")
+    third = take_snapshot(entries_of({"x": np.zeros(1000)}), 3, {}, buffers, "agent")
+    assert third.buffer is first.buffer and third.size == first.size
+    assert not verify(held, first.size, first.crc32), "it holds something else now"
+    os.close(held)
+    buffers.close()
+
+
+def test_nobody_restores_from_what_can_still_be_written() -> None:
+    """The agent seals it; the kernel refuses that while the worker has it mapped."""
+    buffers = Buffers()
+    taken = take_snapshot(entries_of({"x": np.ones(10)}), 1, {}, buffers, "agent")
+    held = os.dup(taken.buffer.fd)
+    assert not verify(held, taken.size, taken.crc32)
+    with pytest.raises(SnapshotCorrupt, match="not sealed"):
+        open_snapshot(held)
+    buffers.close()
+    assert verify(held, taken.size, taken.crc32)
+    with pytest.raises(OSError, match="not permitted"):
+        os.pwrite(held, b"x", 0)
+    os.close(held)
+
+
+def test_a_free_buffer_of_another_size_is_given_back() -> None:
+    buffers, before = Buffers(), len(os.listdir("/proc/self/fd"))
+    for step in range(20):
+        taken = take_snapshot(entries_of({"x": np.ones(4096 * (step + 1))}), step, {}, buffers, "agent")
+        buffers.release(taken.buffer.number, "agent")
+    assert len(os.listdir("/proc/self/fd")) == before + 2, "one, and its mapping"
+    buffers.close()
+    assert len(os.listdir("/proc/self/fd")) == before

@@ -14,7 +14,8 @@ from training_harness import Cluster, Generation, Held, tiny_job
 
 from myriad.spec.job import JobSpec
 from myriad.storage.durable.manifest import list_checkpoints
-from myriad.storage.memory.snapshot import SEALS, open_snapshot, write_snapshot
+from myriad.storage.memory.snapshot import SEALS, open_snapshot
+from sealed import write_snapshot
 
 STEPS = 12
 KILL_AFTER = 7
@@ -118,7 +119,7 @@ def test_memory_and_durable_hold_the_same_bytes(cluster: Cluster, data: Path) ->
 def test_marker_comes_only_after_the_commit(cluster: Cluster, data: Path) -> None:
     spec = job(data, dp_replicate=2, keep=2)
     uncommitted = cluster.start(spec, commit=False)
-    while not all(len(w.reports) >= STEPS for w in uncommitted.workers.values()):
+    while not all(len(w.shards) == 3 for w in uncommitted.workers.values()):
         uncommitted.poll(1.0)
     found = list_checkpoints(cluster.job_dir / "checkpoints")
     assert {each.step for each in found} == {5, 10, 12}

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from myriad.storage.memory.snapshot import open_snapshot, write_snapshot
+from myriad.storage.memory.snapshot import open_snapshot
 from myriad.training.state import (
     State,
     StateMismatch,
@@ -21,6 +21,7 @@ from myriad.training.state import (
     snapshot_entries,
     tensor_sha256,
 )
+from sealed import write_snapshot
 
 Make = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 

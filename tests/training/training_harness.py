@@ -43,6 +43,7 @@ from myriad.spec.messages import (
     WorkerWelcome,
 )
 from myriad.storage.memory.channel import Channel, ChannelClosed
+from myriad.storage.memory.snapshot import verify
 
 RUN_TIMEOUT_S = 120.0
 
@@ -95,6 +96,9 @@ class Generation:
         while any(w.code is None or w.channel is not None for w in self.workers.values()):
             assert time.monotonic() < deadline, f"not finished: {self.describe()}"
             self.poll(0.2)
+        for worker in self.workers.values():
+            for held in worker.snapshots.values():
+                verify(held.fd, held.size, held.crc32)  # which seals it, as an agent does after a fence
         return self
 
     def poll(self, timeout_s: float) -> None:

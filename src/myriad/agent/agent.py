@@ -32,6 +32,7 @@ from myriad.spec.messages import (
     Committed,
     ControllerMessage,
     Copied,
+    Dropped,
     Failure,
     Forked,
     ForkStore,
@@ -55,7 +56,7 @@ from myriad.spec.messages import (
     WorkerWelcome,
 )
 from myriad.storage.memory.channel import Channel, ChannelClosed, ChannelError, ChannelGarbled, close_all
-from myriad.storage.memory.keeper import SnapshotKeeper
+from myriad.storage.memory.keeper import Owner, SnapshotKeeper
 from myriad.storage.memory.retention import Use
 from myriad.storage.memory.snapshot import SnapshotCorrupt
 
@@ -81,7 +82,7 @@ class Agent:
         self._by_pid: dict[int, tuple[Member, Process]] = {}
         self._channels: dict[str, Channel[FromWorker]] = {}  # to workers, by process key
         self._template: TemplateClient | None = None
-        self._keeper = SnapshotKeeper()
+        self._keeper = SnapshotKeeper(self._dropped)
         generation_of = self._orders.generation
         self._peers = PeerServer("127.0.0.1", token, self._keeper, generation_of, self._deliver)
         self._client = PeerClient(token)
@@ -134,6 +135,13 @@ class Agent:
             if channel is not None:
                 with contextlib.suppress(ChannelError):
                     channel.send(Committed(step=step, intervals=intervals), timeout_s=0)
+
+    def _dropped(self, owner: Owner) -> None:
+        """A snapshot is no longer held: its worker may use the memory again."""
+        channel = self._channels.get(owner.process)
+        if channel is not None:
+            with contextlib.suppress(ChannelError):
+                channel.send(Dropped(buffer=owner.buffer), timeout_s=0)
 
     def _deliver(self, report: StepReport) -> None:
         """A report of a node that may be gone."""
@@ -384,7 +392,10 @@ class Agent:
             case SnapshotTaken():
                 (fd,) = fds
                 use = Use(message.durable, message.peer)
-                self._keeper.add(member.job, process.rank, message.step, fd, message.size, message.crc32, use)
+                owner = Owner(process.key, message.buffer)
+                self._keeper.add(
+                    member.job, process.rank, message.step, fd, message.size, message.crc32, use, owner=owner
+                )
                 holder = member.start.holder if member.start is not None else None
                 if message.peer and holder is not None:
                     copy = Copy(holder, member.job, process.generation, process.rank, message.step)

@@ -331,6 +331,12 @@ class Committed(Message, frozen=True):
     intervals: Intervals
 
 
+class Dropped(Message, frozen=True):
+    """The agent no longer holds the snapshot in this buffer of the worker's."""
+
+    buffer: int
+
+
 class Copied(Message, frozen=True):
     """The snapshot of ``step`` has a copy on another node, or will not get one."""
 
@@ -346,12 +352,13 @@ class StepDone(Message, frozen=True):
 
 
 class SnapshotTaken(Message, frozen=True):
-    """A memory snapshot; its sealed memfd rides along. ``durable`` and ``peer`` keep it beyond newer ones;
+    """A memory snapshot; its memfd rides along. ``durable`` and ``peer`` keep it beyond newer ones;
     ``peer`` has it copied."""
 
     step: int
     size: int
     crc32: int
+    buffer: int  # of the worker's; to be named when it is no longer held
     durable: bool = False
     peer: bool = False
 
@@ -374,7 +381,7 @@ class Failure(Message, frozen=True):
     step: int | None = None
 
 
-ToWorker = WorkerWelcome | Committed | Copied
+ToWorker = WorkerWelcome | Committed | Copied | Dropped
 FromWorker = PhaseDone | StepDone | SnapshotTaken | ShardsSaved | SaveFailed | Failure
 
 

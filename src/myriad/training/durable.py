@@ -8,7 +8,6 @@ written: then it is not the storage that is gone, but the place that is wrong.
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -20,7 +19,7 @@ import torch.distributed as dist
 
 from myriad.spec.messages import FromWorker, SaveFailed, ShardSet, ShardsSaved, WorkerWelcome
 from myriad.storage.durable.manifest import CheckpointError, checkpoint_path, commit_marker, prune
-from myriad.storage.memory.snapshot import map_snapshot
+from myriad.storage.memory.snapshot import Taken
 from myriad.training.behind import Behind, Marked, NotSaved, Outcome, Saved, timed
 from myriad.training.state import State
 
@@ -55,13 +54,14 @@ class Durable:
         self._welcome, self._policy = welcome, policy
         self.saved_step = self.committed_step = welcome.durable_step
         self._writing: int | None = None  # the step that is being written
+        self._written: Callable[[], None] = lambda: None
         self._unmarked: set[int] = set()  # steps this generation has saved and that do not bear their mark
         self._error = ""
         self._behind = Behind()
         self._writer: CheckpointWriter | None = None
 
-    def begin(self, step: int, position: int, state: State, fd: int) -> None:
-        """Have the checkpoint of ``step`` written from the sealed snapshot ``fd``, which stays the caller's.
+    def begin(self, position: int, state: State, snapshot: Taken, written: Callable[[], None]) -> None:
+        """Have a durable checkpoint written from ``snapshot``, and call ``written`` when its bytes are not needed any more.
 
         All ranks, at the same step, none of them with one still being written. The first time it is a collective.
         """
@@ -76,8 +76,8 @@ class Durable:
             self._writer = CheckpointWriter(
                 policy.directory, self._welcome.generation, group, policy.layout, policy.meta
             )
-        self._writing = step
-        self._behind.ask(_write(self._writer, step, position, state, os.dup(fd)))
+        self._writing, self._written = snapshot.step, written
+        self._behind.ask(_write(self._writer, position, state, snapshot))
 
     def news(self) -> list[FromWorker]:
         """What has come of all that was asked for, for the agent, without waiting. Raises CheckpointError where none of
@@ -148,14 +148,15 @@ class Durable:
     def _taken(self, outcome: Outcome) -> list[FromWorker]:
         match outcome:
             case Saved():
-                self._writing, self.saved_step = None, outcome.step
+                self._release()
+                self.saved_step = outcome.step
                 self._unmarked.add(outcome.step)
                 shards = ShardSet(
                     rank=self._welcome.rank, step=outcome.step, seconds=outcome.seconds, files=outcome.files
                 )
                 return [ShardsSaved(shards=shards)]
             case NotSaved():
-                self._writing = None
+                self._release()
                 if self.saved_step is None:
                     raise CheckpointError(outcome.error)
                 return [
@@ -165,6 +166,10 @@ class Durable:
                 if outcome.marked:
                     self._unmarked.discard(outcome.step)
                 return [self._failed(outcome.error)] if outcome.error else []
+
+    def _release(self) -> None:
+        self._writing = None
+        self._written()
 
     def _failed(self, error: str) -> SaveFailed:
         print(error, file=sys.stderr, flush=True)
@@ -187,16 +192,12 @@ class Durable:
         return Marked(step, marked)
 
 
-def _write(
-    writer: CheckpointWriter, step: int, position: int, state: State, fd: int
-) -> Callable[[], Outcome]:
+def _write(writer: CheckpointWriter, position: int, state: State, snapshot: Taken) -> Callable[[], Outcome]:
     def write() -> Outcome:
+        step = snapshot.step
         try:
-            with map_snapshot(fd) as snapshot:
-                return timed(lambda: writer.save(step, position, state, snapshot.view), step)
+            return timed(lambda: writer.save(step, position, state, snapshot.view), step)
         except CheckpointError as error:
             return NotSaved(step, str(error))
-        finally:
-            os.close(fd)
 
     return write

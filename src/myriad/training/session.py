@@ -52,6 +52,7 @@ from torch.nn.parallel import DistributedDataParallel
 from myriad.spec.messages import (
     Committed,
     Copied,
+    Dropped,
     FromWorker,
     Intervals,
     Phase,
@@ -63,9 +64,10 @@ from myriad.spec.messages import (
     ToWorker,
     WorkerWelcome,
 )
+from myriad.storage.memory.buffers import Buffers
 from myriad.storage.memory.cadence import Cadence
 from myriad.storage.memory.channel import Channel, ChannelTimeout
-from myriad.storage.memory.snapshot import SnapshotCorrupt, open_snapshot, write_snapshot
+from myriad.storage.memory.snapshot import SnapshotCorrupt, open_snapshot, take_snapshot
 from myriad.training import commtime
 from myriad.training.clock import Lap, StepClock
 from myriad.training.durable import Durable, Policy
@@ -85,6 +87,7 @@ COMMIT_TIMEOUT_S = 60.0  # for the controller to journal the last checkpoint
 COPY_TIMEOUT_S = 120.0  # for the agent to copy a snapshot to a peer, or to give up
 
 
+AGENT, WRITER = "agent", "writer"  # who may still need the bytes of a snapshot
 # What was saved, and the files beside the message.
 Saved = tuple[FromWorker, tuple[int, ...]]
 # The names that were saved, and on how many ranks, to the tensors that are to be overwritten.
@@ -144,6 +147,7 @@ class Session:
         self._policy = Policy(Path(welcome.job_dir) / "checkpoints")
         self._cadence = self._new_cadence()
         self._durable = Durable(welcome, self._policy)
+        self._buffers = Buffers()
         self._capture: Callable[[], State] | None = None
         self._peer_step = self._copied_step = (
             0  # the last one handed over to be copied, and the last one that was
@@ -244,6 +248,7 @@ class Session:
             saving_s = report.checkpoint_s + lap.parts_s.get("checkpoint", 0.0)
             whole = structs.replace(report, wall_s=report.wall_s + lap.wall_s, checkpoint_s=saving_s)
             self._send(StepDone(report=whole))
+        self._buffers.close()
 
     def _save_now(self, last: int) -> None:
         self._hand_over(self._save(last, durable=True))
@@ -365,16 +370,23 @@ class Session:
         assert self._capture is not None, "restore() comes before the first step"
         news = self._durable.settle() if durable else []
         state = {**self._capture(), f"rng.{self.welcome.rank}": torch.get_rng_state()}
-        fd, size, crc32 = write_snapshot(snapshot_entries(state), step, {}, position=self.position)
+        users = (AGENT, WRITER) if durable else (AGENT,)
+        found = take_snapshot(
+            snapshot_entries(state), step, {}, self._buffers, *users, position=self.position
+        )
         self._peer_step = step if peer else self._peer_step
-        try:
-            if durable:
-                self._durable.begin(step, self.position, state, fd)
-        except BaseException:
-            os.close(fd)
-            raise
-        taken = SnapshotTaken(step=step, size=size, crc32=crc32, durable=durable, peer=peer)
-        return [*((each, ()) for each in news), (taken, (fd,))]
+        if durable:
+            number = found.buffer.number
+            self._durable.begin(self.position, state, found, lambda: self._buffers.release(number, WRITER))
+        taken = SnapshotTaken(
+            step=step,
+            size=found.size,
+            crc32=found.crc32,
+            buffer=found.buffer.number,
+            durable=durable,
+            peer=peer,
+        )
+        return [*((each, ()) for each in news), (taken, (found.buffer.fd,))]
 
     def _hand_over(self, saved: list[Saved]) -> None:
         """Give the agent what was saved; from here on it can be restarted from."""
@@ -383,8 +395,6 @@ class Session:
                 shards = structs.replace(message.shards, costs=self._cadence.costs())
                 message = structs.replace(message, shards=shards)
             self._send(message, fds)
-            for fd in fds:
-                os.close(fd)
 
     def _tell(self, news: Sequence[FromWorker]) -> None:
         self._hand_over([(message, ()) for message in news])
@@ -396,9 +406,12 @@ class Session:
             self._accept(received[0])
 
     def _accept(self, message: ToWorker) -> None:
-        """A copy is made, or the controller has journaled a checkpoint."""
+        """A copy is made, memory is free again, or the controller has journaled a checkpoint."""
         if isinstance(message, Copied):
             self._copied_step = message.step
+            return
+        if isinstance(message, Dropped):
+            self._buffers.release(message.buffer, AGENT)
             return
         assert isinstance(message, Committed), message
         self._cadence.wished = message.intervals

@@ -18,12 +18,12 @@ import hashlib
 import io
 import os
 import re
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from isal.isal_zlib import crc32
 
 from myriad.spec.messages import FileSum
 
@@ -193,7 +193,7 @@ def file_sum(path: Path) -> FileSum:
     crc, size, buffer = 0, 0, memoryview(bytearray(CHECKSUM_CHUNK_BYTES))
     with path.open("rb", buffering=0) as file:
         while count := file.readinto(buffer):
-            crc, size = zlib.crc32(buffer[:count], crc), size + count
+            crc, size = crc32(buffer[:count], crc), size + count
     return FileSum(path.name, size, crc)
 
 
@@ -204,7 +204,7 @@ def read_summed(path: Path) -> tuple[FileSum, io.BytesIO]:
         crc, size = 0, 0
         with stream.getbuffer() as whole:
             while size < len(whole) and (count := file.readinto(whole[size : size + CHECKSUM_CHUNK_BYTES])):
-                crc, size = zlib.crc32(whole[size : size + count], crc), size + count
+                crc, size = crc32(whole[size : size + count], crc), size + count
     return FileSum(path.name, size, crc), stream
 
 

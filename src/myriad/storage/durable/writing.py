@@ -15,7 +15,6 @@ import contextlib
 import io
 import os
 import platform
-import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from isal.isal_zlib import crc32
 from torch.distributed.checkpoint import filesystem
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import Metadata
@@ -228,7 +228,7 @@ class _Summed:
             written = 0
             while written < chunk.nbytes:
                 written += os.write(self._fd, chunk[written:])
-            self.crc32 = zlib.crc32(chunk, self.crc32)
+            self.crc32 = crc32(chunk, self.crc32)
         self.size += data.nbytes
 
 

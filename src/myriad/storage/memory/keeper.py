@@ -5,22 +5,31 @@ one of the last durable step (when a node is lost, the survivors restart from it
 storage), those whose durable checkpoint is still being committed, and the three newest that are copied to
 another node. The copies it keeps for that other node's ranks follow the same rule. All else is closed at once.
 
-A snapshot is read and checked once, when it is first reported (about 1 s for 2 GB); being sealed it
-cannot change afterwards by anybody's doing, and its reader checks it once more before use.
+A snapshot is sealed, read and checked once, when it is first reported, which is when its worker is gone; after that it
+cannot change by anybody's doing, and its reader checks it once more before use. Until then the memory is the worker's,
+which writes into it again only when it has heard that the snapshot was dropped.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from myriad.spec.messages import Holding
 from myriad.storage.memory.retention import Use, kept_steps
 from myriad.storage.memory.snapshot import verify
 
 _log = logging.getLogger(__name__)
+
+
+class Owner(NamedTuple):
+    """Whose memory it is: the worker process, and its buffer."""
+
+    process: str
+    buffer: int
 
 
 @dataclass
@@ -30,18 +39,31 @@ class _Held:
     crc32: int
     use: Use
     verified: bool = False
+    owner: Owner | None = None
 
 
 class SnapshotKeeper:
     """Owns every fd given to it, and closes each one it drops. Not for use by two threads at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, dropped: Callable[[Owner], None] = lambda owner: None) -> None:
+        """``dropped`` hears of each snapshot whose memory its owner may use again."""
+        self._dropped = dropped
         self._held: dict[str, dict[int, dict[int, _Held]]] = {}  # job -> rank -> step
         self._durable_step: dict[str, int] = {}  # job -> last committed durable step
         self.bytes_held = 0
 
     def add(
-        self, job: str, rank: int, step: int, fd: int, size: int, crc32: int, use: Use, verified: bool = False
+        self,
+        job: str,
+        rank: int,
+        step: int,
+        fd: int,
+        size: int,
+        crc32: int,
+        use: Use,
+        *,
+        verified: bool = False,
+        owner: Owner | None = None,
     ) -> None:
         """Take over ``fd``; a step taken again (re-executed after a restart) replaces the older one.
 
@@ -49,7 +71,7 @@ class SnapshotKeeper:
         """
         steps = self._held.setdefault(job, {}).setdefault(rank, {})
         self._close(steps, step)
-        steps[step] = _Held(fd, size, crc32, use, verified)
+        steps[step] = _Held(fd, size, crc32, use, verified, owner)
         self.bytes_held += size
         self._trim(job)
 
@@ -122,3 +144,5 @@ class SnapshotKeeper:
         if held is not None:
             os.close(held.fd)
             self.bytes_held -= held.size
+            if held.owner is not None:
+                self._dropped(held.owner)
