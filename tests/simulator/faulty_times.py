@@ -12,7 +12,7 @@ from myriad.simulator.faults import play
 from myriad.simulator.scenario import Fault, JobPlan, Kind, Scenario
 
 STEP_S = 60.0
-SAVE_S = 60.0  # that training stands still for
+SAVE_S = 60.0  # that training stands still for: the snapshot
 NODES, SPARES = 2, 1
 DARK_S = 120.0  # a node's power is away
 SLOWNESS = 1.15  # the mean of what the virtual cluster makes of a second
@@ -65,7 +65,7 @@ def scenario(seed: int, every: int | None) -> Scenario:
         spares=SPARES,
         steps=steps,
         step_s=STEP_S,
-        save_s=SAVE_S,
+        snapshot_s=SAVE_S,
         save_every=every,
         snapshot_every=steps,
     )

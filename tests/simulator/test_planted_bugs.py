@@ -41,7 +41,6 @@ from myriad.simulator.draw import draw
 from myriad.simulator.explore import run
 from myriad.simulator.training import Run, Worker
 from myriad.spec.messages import Intervals, MemberStatus, StartStore, StartWorkers, StepReport, StopWorkers
-from myriad.storage.memory.cadence import Cadence
 
 # How many schedules a bug may survive. Most are caught within ten; the rarest break two or three in three hundred.
 SEEDS_MAX = 1000
@@ -343,9 +342,15 @@ def skipped_sample(patch: Patch) -> None:
 
 
 def each_rank_for_itself(patch: Patch) -> None:
-    """At a checkpoint a rank goes on as it was told itself, and not as the first rank was."""
-    original = Cadence.adopt
-    patch.setattr(Cadence, "adopt", lambda self, _, step: original(self, self.wished, step))
+    """A rank goes by what it was told as soon as it hears it."""
+    original = Worker.committed
+
+    def committed(self: Worker, step: int, intervals: Intervals) -> None:
+        original(self, step, intervals)
+        if self.cadence is not None:
+            self.cadence.adopt(intervals, step)
+
+    patch.setattr(Worker, "committed", committed)
 
 
 def start_with_the_latest(patch: Patch) -> None:

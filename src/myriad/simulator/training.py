@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -98,6 +97,7 @@ class Run:
         self._noise = noise
         self._saving_s = 0.0  # when it began to save
         self._saved_step: int | None = None
+        self._writing = False  # a durable checkpoint, behind the steps
         self._first = True
         self.workers: dict[int, Worker] = {}
 
@@ -182,18 +182,20 @@ class Run:
             self._save_due(step, due)
 
     def _save_due(self, step: int, due: Due) -> None:
-        if due.peer and any(w.copied_step < w.peer_step for w in self.workers.values()):
+        if due.durable and self._writing:
+            self._later(WRITTEN_LOOK_S, lambda: self._save_due(step, due))
+        elif due.peer and any(w.copied_step < w.peer_step for w in self.workers.values()):
             self._later(COPY_LOOK_S, lambda: self._save_due(step, due))
-        elif due.durable and self._storage_takes():
-            self._save(step, lambda worker: self._stepped(worker, step, due), self._next_step)
-        elif due.durable and self._never_saved():
-            self._all_fail("CheckpointError")
         else:
             for worker in self.workers.values():
-                if due.durable:
-                    worker.agent.save_failed(worker)
-                self._stepped(worker, step, replace(due, durable=False))
-            self._next_step()
+                self._stepped(worker, step, due)
+            if due.durable:
+                self._begin_save(step)
+                words = self._cadence(self.workers[0]).wished
+                for worker in self.workers.values():
+                    self._cadence(worker).adopt(words, step)
+            self._first = False
+            self._next()
 
     def _fails_by_itself(self, worker: Worker) -> None:
         if self._plan.fails_with > 0:
@@ -211,35 +213,61 @@ class Run:
     def _storage_takes(self) -> bool:
         return self._heap.now >= self._cluster.storage.fails_until
 
-    def _save(self, step: int, wrote: Callable[[Worker], None], then: Callable[[], None]) -> None:
-        """Write the durable checkpoint of ``step``: each rank its part in its own time, and then all go on."""
+    def _begin_save(self, step: int) -> None:
+        """Write the durable checkpoint of ``step`` behind the steps: each rank its part in its own time.
+
+        A rank tells of its part as soon as that is written. Real ones wait for all, but nothing may depend on it.
+        """
         storage = self._cluster.storage
         longest_s = SAVE_SLOW_S if self._heap.now < storage.slow_until else self._plan.save_s
+        refused: list[Worker] = []
 
         def write(worker: Worker) -> None:
             if worker.stopped_until > self._heap.now:
                 self._heap.at(worker.stopped_until, partial(write, worker))
+            elif not self._storage_takes():
+                refused.append(worker)
             elif not worker.ended:
                 storage.write(self._job, step, worker.generation, worker.rank)
-                wrote(worker)
-
-        for worker in self.workers.values():
-            self._heap.after(longest_s * self._noise.uniform(0.2, 1.0), partial(write, worker))
-        self._saved_step = step
-        self._later(longest_s, self._once_written(step, then))
-
-    def _once_written(self, step: int, then: Callable[[], None]) -> Callable[[], None]:
-        """``then``, as soon as every rank that lives has written its part."""
+                self._between_steps(
+                    worker, lambda: worker.agent.shards_saved(worker, step, self._cadence(worker).costs())
+                )
 
         def look() -> None:
-            first = self.workers[0]
-            written = self._cluster.storage.ranks(self._job, step, first.generation)
-            if len(written) == self._world_size:
-                then()
+            if any(worker.ended for worker in self.workers.values()):
+                return
+            written = self._cluster.storage.ranks(self._job, step, self.workers[0].generation)
+            if len(written) + len(refused) < self._world_size:
+                self._heap.after(WRITTEN_LOOK_S, look)
             else:
-                self._later(WRITTEN_LOOK_S, look)
+                self._written(step, bool(refused))
 
-        return look
+        self._writing = True
+        for worker in self.workers.values():
+            self._heap.after(longest_s * self._noise.uniform(0.2, 1.0), partial(write, worker))
+        self._heap.after(longest_s, look)
+
+    def _written(self, step: int, refused: bool) -> None:
+        """Every rank knows what has come of the save."""
+        self._writing = False
+        if not refused:
+            self._saved_step = step
+        elif self._never_saved():
+            self._all_fail("CheckpointError")
+        else:
+            for worker in self.workers.values():
+                self._between_steps(worker, partial(worker.agent.save_failed, worker))
+
+    def _between_steps(self, worker: Worker, say: Callable[[], None]) -> None:
+        """Have a rank say something, when its step is done or it runs again."""
+
+        def speak() -> None:
+            if worker.stopped_until > self._heap.now:
+                self._heap.at(worker.stopped_until, speak)
+            elif not worker.ended:
+                say()
+
+        self._heap.after(self._plan.step_s * self._noise.uniform(0.0, 0.7), speak)
 
     def _stepped(self, worker: Worker, step: int, due: Due) -> None:
         """One rank has finished a step. Its report goes first."""
@@ -253,14 +281,6 @@ class Run:
         if self._first:
             worker.agent.phase_passed(worker, "first_step")
 
-    def _next_step(self) -> None:
-        if self._saved_step == self.workers[0].step:
-            words = self._cadence(self.workers[0]).wished
-            for worker in self.workers.values():
-                self._cadence(worker).adopt(words, worker.step)
-        self._first = False
-        self._next()
-
     def _cadence(self, worker: Worker) -> Cadence:
         assert worker.cadence is not None, f"rank {worker.rank} of {worker.job} has not joined"
         return worker.cadence
@@ -269,8 +289,6 @@ class Run:
         if due.memory:
             worker.peer_step = step if due.peer else worker.peer_step
             worker.agent.snapshot_taken(worker, step, Use(due.durable, due.peer))
-        if due.durable:
-            worker.agent.shards_saved(worker, step, self._cadence(worker).costs())
 
     def _report(self, worker: Worker, step: int) -> StepReport:
         return StepReport(
@@ -287,17 +305,21 @@ class Run:
     def _finish(self, deadline_s: float | None = None) -> None:
         step = self.workers[0].step
         deadline_s = self._heap.now + SAVE_RETRIES_S if deadline_s is None else deadline_s
-        if step in (self._saved_step, self.workers[0].order.durable_step):
+        if self._writing:
+            self._later(WRITTEN_LOOK_S, lambda: self._finish(deadline_s))
+        elif step in (self._saved_step, self.workers[0].order.durable_step):
             self._await_commit()
+        elif self._heap.now >= deadline_s:
+            self._all_fail("CheckpointNotSaved")
         elif self._storage_takes():
-            due = Due(memory=True, peer=False, durable=True)
-            self._save(step, lambda worker: self._hand_over(worker, step, due), self._await_commit)
+            for worker in self.workers.values():
+                self._hand_over(worker, step, Due(memory=True, peer=False, durable=True))
+            self._begin_save(step)
+            self._later(WRITTEN_LOOK_S, lambda: self._finish(deadline_s))
         elif self._never_saved():
             self._all_fail("CheckpointError")
-        elif self._heap.now < deadline_s:
-            self._later(SAVE_RETRY_S, lambda: self._finish(deadline_s))
         else:
-            self._all_fail("CheckpointNotSaved")
+            self._later(SAVE_RETRY_S, lambda: self._finish(deadline_s))
 
     def _await_commit(self, deadline_s: float | None = None) -> None:
         deadline_s = self._heap.now + COMMIT_DEADLINE_S if deadline_s is None else deadline_s
