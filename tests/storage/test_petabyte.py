@@ -15,11 +15,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
-from myriad.storage.datasets.index import HEADER, MAGIC, VERSION
+from myriad.storage.datasets.index import HEADER, MAGIC, VERSION, Sidecar
 from myriad.storage.datasets.loader import Loader, TokenDataset, open_mixture
+from myriad.storage.datasets.packing import HEADER as PACK_HEADER
+from myriad.storage.datasets.packing import MAGIC as PACK_MAGIC
+from myriad.storage.datasets.packing import PIECE, Packing
 
 S = 2048
 PETABYTE, DOCUMENTS = 10**15, 10**12
@@ -153,3 +157,42 @@ def test_short_samples_of_a_petabyte(sets: dict[str, tuple[Path, int]]) -> None:
         assert dataset.size == TOKENS - 1
         ids = [each for loader in (Loader(dataset, 3, 64, 0, 1, 2**60),) for each in loader.next().sample_ids]
         assert len(set(ids)) == 64 and max(ids) > dataset.size // 2
+
+
+def test_a_packed_petabyte(sets: dict[str, tuple[Path, int]]) -> None:
+    """Two small reads find the pieces of any of 2.4 x 10^11 packed sequences."""
+    prefix, bin_fd = sets["huge"]
+    sequences, pieces = TOKENS // S, DOCUMENTS
+    packing = Packing(sequence_length=S, sequences=sequences, pieces=pieces, padding=0, cut=0, sha256="")
+    sidecar = Sidecar(
+        documents=DOCUMENTS,
+        tokens=TOKENS,
+        vocab_size=257,
+        end_of_document=256,
+        tokenizer="bytes",
+        dtype="uint16",
+        bin_sha256="",
+        idx_sha256="",
+        packing=packing,
+    )
+    Path(f"{prefix}.json").write_bytes(msgspec.json.encode(sidecar))
+    pack = os.memfd_create("pack")
+    try:
+        os.ftruncate(pack, PACK_HEADER.size + PIECE.itemsize * pieces + 8 * (sequences + 1))
+        os.pwrite(pack, PACK_HEADER.pack(PACK_MAGIC, S, sequences, pieces, TOKENS), 0)
+        last = np.array([(TOKENS - 40, 20), (TOKENS - 15, 5)], PIECE)
+        os.pwrite(pack, last.tobytes(), PACK_HEADER.size + PIECE.itemsize * (pieces - 2))
+        os.pwrite(
+            pack,
+            struct.pack("<QQ", pieces - 2, pieces),
+            PACK_HEADER.size + PIECE.itemsize * pieces + 8 * (sequences - 1),
+        )
+        Path(f"{prefix}.pack").symlink_to(f"/proc/{os.getpid()}/fd/{pack}")
+        write_token(bin_fd, TOKENS - 21, 7)
+        rows = np.empty((3, S), np.int64)
+        with counted() as cost, TokenDataset(prefix, S, packed=True) as dataset:
+            dataset.read_packed(sequences - 1, *rows)
+    finally:
+        os.close(pack)
+    assert rows[0, 19] == 7 and rows[2, :26].tolist() == [0] * 20 + [1] * 5 + [-1]
+    assert cost.calls < 40 and cost.read_bytes < 20_000 and cost.allocated < ALLOCATED_LIMIT

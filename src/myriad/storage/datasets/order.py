@@ -7,8 +7,8 @@ walking keeps it one, so every epoch visits each sample exactly once. Round keys
 (seed, epoch): each epoch has an order of its own.
 
 Trade-off: on average less than four walks of six rounds a sample instead of a stored shuffle; in
-return a seek to any position costs the same, about 3 us alone and 0.1 us inside a vector, and a
-corpus of any size needs no memory. This is a shuffle, not cryptography.
+return a seek to any position costs the same, 2 to 6 us alone and 0.1 to 1 us inside a vector (less the
+nearer the size is below a power of 4), and a corpus of any size needs no memory. This is a shuffle, not cryptography.
 """
 
 from __future__ import annotations
