@@ -49,7 +49,7 @@ def test_stages_in_a_row_are_the_whole_model() -> None:
 
 def test_attention_scores_depend_on_distance_alone() -> None:
     q, k = torch.randn(8, dtype=torch.float64), torch.randn(8, dtype=torch.float64)
-    cos, sin = rotary_angles(20, 8, 10000.0, q)
+    cos, sin = rotary_angles(torch.arange(20), 8, 10000.0, q)
     turned_q, turned_k = rotate(q.expand(20, 8), cos, sin), rotate(k.expand(20, 8), cos, sin)
     scores = turned_q @ turned_k.T
     assert torch.allclose(scores[5, 3], scores[17, 15]) and not torch.allclose(scores[5, 3], scores[6, 3])

@@ -14,6 +14,7 @@ from myriad.cli.options import Json
 if TYPE_CHECKING:
     from myriad.storage.datasets.builder import Progress
     from myriad.storage.datasets.index import Sidecar
+    from myriad.storage.datasets.packing import Packing
 
 PROGRESS_S = 1.0  # between two lines of progress
 
@@ -70,6 +71,16 @@ Workers = Annotated[
 Strict = Annotated[
     bool, typer.Option("--strict", help="Refuse the first damaged document instead of leaving it out.")
 ]
+Pack = Annotated[
+    int | None,
+    typer.Option(
+        "--pack",
+        metavar="LENGTH",
+        min=1,
+        help="Also pack whole documents into sequences of LENGTH tokens, for jobs with data.packing: documents.",
+        show_default=False,
+    ),
+]
 Prefix = Annotated[
     Path,
     typer.Argument(metavar="PREFIX", help="As given to build, without .bin or .idx.", show_default=False),
@@ -103,6 +114,7 @@ def build(
     validation: Share = 0.0,
     workers: Workers = None,
     strict: Strict = False,
+    pack: Pack = None,
     json: Json = False,
 ) -> None:
     """Build a dataset from text, JSONL and Parquet.
@@ -110,8 +122,9 @@ def build(
     A text file, a line of JSONL or a row of Parquet is one document. Damaged ones are left out and told by file
     and line. A build that was killed is finished by the same command, which keeps what is done.
     """
-    import dataclasses
     import os
+
+    import msgspec
 
     from myriad.cli.output import document, say, talk
     from myriad.storage.datasets.builder import build as build_dataset
@@ -128,19 +141,22 @@ def build(
             validation=validation,
             workers=workers or len(os.sched_getaffinity(0)),
             strict=strict,
+            pack=pack,
         )
     for each in result.left_out:
         talk(f"left out: {each}")
     for reason, count in result.left_out_by_reason.items():
         talk(f"left out in all: {count:,} ({reason})")
     if json:
-        document(dataclasses.asdict(result))
+        document(msgspec.to_builtins(result))
         return
     for output in result.outputs:
         say(
             f"{output.prefix}: {output.documents:,} documents, {output.tokens:,} tokens, a vocabulary of "
             f"{result.vocab_size:,}, sha256 {output.sha256[:16]}"
         )
+        if output.packing is not None:
+            say(f"  {_packing(output.packing)}")
 
 
 def show(prefix: Prefix, json: Json = False) -> None:
@@ -166,6 +182,7 @@ def show(prefix: Prefix, json: Json = False) -> None:
         "left_out": {} if sidecar is None else sidecar.left_out,
         "side": None if sidecar is None else sidecar.side,
         "validation": None if sidecar is None else sidecar.validation,
+        "packing": None if sidecar is None or sidecar.packing is None else _packing_facts(sidecar.packing),
     }
     if json:
         document(facts)
@@ -194,6 +211,19 @@ def verify(prefix: Prefix, json: Json = False) -> None:
         say(f"{prefix}: as built, {sidecar.documents:,} documents, {sidecar.tokens:,} tokens")
 
 
+def _packing_facts(packing: Packing) -> dict[str, Any]:
+    import msgspec
+
+    return {**msgspec.to_builtins(packing), "efficiency": packing.efficiency}
+
+
+def _packing(packing: Packing) -> str:
+    return (
+        f"packed for {packing.sequence_length:,} tokens: {packing.sequences:,} sequences, {packing.efficiency:.2%} full, "
+        f"{packing.padding:,} tokens of padding, {packing.cut:,} longer documents cut"
+    )
+
+
 def _facts(sidecar: Sidecar) -> Iterator[str]:
     """What is known beside counts: where the text is from, what of it is missing, tokenizer and split."""
     from myriad.spec.units import format_bytes
@@ -205,6 +235,8 @@ def _facts(sidecar: Sidecar) -> Iterator[str]:
         yield f"left out: {count:,} ({reason})"
     if sidecar.tokenizer_sha256 is not None:
         yield f"tokenizer file: sha256 {sidecar.tokenizer_sha256[:16]}"
+    if sidecar.packing is not None:
+        yield _packing(sidecar.packing)
     if sidecar.side is not None:
         yield f"the {sidecar.side} side of a validation share of {sidecar.validation:g}"
 

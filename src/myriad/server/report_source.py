@@ -72,7 +72,7 @@ def expected_samples(spec: Mapping[str, Any]) -> Expected | None:
     data, place = DataSpec.model_validate(spec["data"]), Path(spec.get("workdir") or ".")
     try:
         parts = [(place / part.path, part.weight) for part in data.parts]
-        with open_mixture(parts, data.sequence_length) as mixture:
+        with open_mixture(parts, data.sequence_length, data.packing == "documents") as mixture:
             order = mixture.order(int(spec["seed"]))
     except (DatasetError, OSError):
         return None

@@ -182,13 +182,16 @@ class SourceSpec(Spec):
 
 
 class DataSpec(Spec):
-    """A token dataset (``path`` without .bin/.idx) or a mixture of several, and how much of it a step consumes."""
+    """A token dataset (``path`` without .bin/.idx) or a mixture of several, and how much of it a step consumes.
+
+    ``packing: documents`` reads whole documents packed by ``data build --pack``; attention stays within each."""
 
     path: Path | None = None
     sources: list[SourceSpec] = Field(default_factory=list)
     sequence_length: Count  # tokens
     global_batch: Count  # sequences per optimizer step
     on_end: Literal["repeat", "refuse"] = "repeat"
+    packing: Literal["none", "documents"] = "none"  # documents: whole ones, by data build --pack
 
     @property
     def parts(self) -> list[SourceSpec]:

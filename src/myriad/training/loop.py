@@ -77,7 +77,7 @@ def open_data(job: JobSpec) -> Mixture:
     """The job's data set, or the mixture of several. Raises DatasetError, before any rank has waited for another."""
     assert job.model is not None and job.data is not None
     parts = [(part.path, part.weight) for part in job.data.parts]
-    mixture = open_mixture(parts, job.data.sequence_length)
+    mixture = open_mixture(parts, job.data.sequence_length, packed=job.data.packing == "documents")
     for dataset in mixture.datasets:
         if dataset.vocab_size is not None and dataset.vocab_size > job.model.vocab_size:
             mixture.close()
@@ -108,7 +108,7 @@ def report(job: JobSpec, mesh: Mesh, step: Step, result: StepResult) -> None:
     assert job.model is not None and job.data is not None
     step.report(
         loss=result.loss,
-        tokens=job.data.global_batch * job.data.sequence_length,
+        tokens=result.tokens,
         flops=float(arithmetic.step_flops(job.model, job.data, "causal")),
         grad_norm=result.grad_norm,
     )

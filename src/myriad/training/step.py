@@ -12,13 +12,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import repeat
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from myriad.spec.job import JobSpec
-from myriad.storage.datasets.loader import Batch
+from myriad.storage.datasets.loader import MASKED, Batch
 from myriad.training.device import Device
 from myriad.training.mesh import Mesh
 from myriad.training.model import Decoder, token_loss
@@ -26,8 +28,6 @@ from myriad.training.optimizer import ShardedAdamW, gradient_factor
 from myriad.training.parallelize import gradient_reducer, replicated_axes_first
 from myriad.training.pipeline import build_schedule
 from myriad.training.sharding import reduce_in_this_backward
-
-MASKED = -100  # label of a token that does not count
 
 
 class EmptyBatch(ValueError):
@@ -61,11 +61,14 @@ class Stepper:
         """Step ``number`` (1 is the first) on this rank's sequences."""
         tokens_BT = torch.from_numpy(batch.tokens).to(self._device.torch)
         labels_BT = torch.from_numpy(batch.labels).to(self._device.torch)
+        documents_BT = None
+        if batch.documents is not None:
+            documents_BT = torch.from_numpy(batch.documents).to(self._device.torch)
         self._optimizer.zero_grad()
         if self._reducer is not None:
             self._reducer.begin(self._microbatches)
         with self._device.autocast(self._dtype):
-            loss_sum = self._forward_backward(tokens_BT, labels_BT)
+            loss_sum = self._forward_backward(tokens_BT, labels_BT, documents_BT)
         if self._reducer is not None:
             self._reducer.finish()
         gradients = self._optimizer.gradients
@@ -76,20 +79,24 @@ class Stepper:
         self._device.synchronize()
         return result
 
-    def _forward_backward(self, tokens_BT: Tensor, labels_BT: Tensor) -> Tensor:
+    def _forward_backward(self, tokens_BT: Tensor, labels_BT: Tensor, documents_BT: Tensor | None) -> Tensor:
         """All microbatches; the sum of this rank's token losses (0 where it has none)."""
         losses: list[Tensor] = []
         if self._schedule is None:
-            parts = zip(tokens_BT.chunk(self._microbatches), labels_BT.chunk(self._microbatches), strict=True)
-            for index, (tokens, labels) in enumerate(parts):
+            count = self._microbatches
+            documents = repeat(None, count) if documents_BT is None else documents_BT.chunk(count)
+            parts = zip(tokens_BT.chunk(count), labels_BT.chunk(count), documents, strict=True)
+            for index, (tokens, labels, of) in enumerate(parts):
                 reduce_in_this_backward(self._model, index == self._microbatches - 1)
-                loss = token_loss(self._model(tokens), labels)
+                loss = token_loss(self._model(tokens, documents=of), labels)
                 loss.backward()  # type: ignore[no-untyped-call]
                 losses.append(loss.detach())
         else:
             inputs = (tokens_BT,) if self._mesh.first_stage else ()
             target = labels_BT if self._mesh.last_stage else None
-            self._schedule.step(*inputs, target=target, losses=losses, return_outputs=False)
+            # Every stage reads the same sequences, so the documents need not travel between stages.
+            more: dict[str, Any] = {} if documents_BT is None else {"documents": documents_BT}
+            self._schedule.step(*inputs, target=target, losses=losses, return_outputs=False, **more)
         return torch.stack(losses).detach().sum() if losses else torch.zeros((), device=self._device.torch)
 
     def _reduce(self, loss_sum: Tensor, labels_BT: Tensor, gradients: list[Tensor]) -> StepResult:

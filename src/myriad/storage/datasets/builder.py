@@ -74,14 +74,16 @@ def build(
     validation: float = 0.0,
     workers: int = 1,
     strict: bool = False,
+    pack: int | None = None,
 ) -> BuildResult:
     """Write ``<out_prefix>.bin``, ``.idx``, ``.json`` (and ``.tokenizer.json``) from files and folders.
 
     ``tokenizer`` is bytes, bpe or the path of a tokenizer.json; ``vocab_size`` is for bpe only. With a
     ``validation`` share the documents of that side become ``<out_prefix>.validation``. Damaged documents are
-    left out and reported, or with ``strict`` the first one is refused. Raises DatasetError.
+    left out and reported, or with ``strict`` the first one is refused. ``pack`` adds ``<out_prefix>.pack``: whole
+    documents packed into sequences of so many tokens. Raises DatasetError.
     """
-    assert workers >= 1 and 0 <= validation < 1, (workers, validation)
+    assert workers >= 1 and 0 <= validation < 1 and (pack is None or pack > 0), (workers, validation, pack)
     prefix = Path(out_prefix)
     files = scan(paths)
     model = choose(tokenizer, vocab_size, end_of_document, _training(files, text_key))
@@ -93,7 +95,7 @@ def build(
                 pieces = cut(files)
                 _Maker(prefix, recipe, model, folder, progress).make(pieces, workers, strict)
                 account = _account(pieces, recipe, folder, strict)
-                outputs = publish(prefix, files, recipe, model.json, folder, account)
+                outputs = publish(prefix, files, recipe, model.json, folder, account, pack)
                 named, reasons = tuple(account.named), dict(account.by_reason)
                 return BuildResult(outputs, recipe.tokenizer.vocab_size, named, reasons)
             except _BadInput:

@@ -24,6 +24,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from myriad.storage.datasets.packing import Packing
+
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
 HEADER = struct.Struct("<9sQBQQ")  # magic, version, dtype code, sequences, document marks
@@ -62,6 +64,7 @@ class Sidecar(msgspec.Struct, frozen=True, kw_only=True):
     left_out: dict[str, int] = {}  # files, lines and rows by reason
     side: str | None = None  # "train" or "validation", where the documents were split
     validation: float = 0.0  # the share asked for
+    packing: Packing | None = None  # what ``<prefix>.pack`` has, where the set was built with one
 
 
 @dataclass(frozen=True)
@@ -136,6 +139,8 @@ def verify(prefix: str | os.PathLike[str]) -> Sidecar:
     if sidecar is None:
         raise DatasetError(f"{with_suffix(prefix, '.json')} is missing, so there is no hash to compare with")
     hashes = [(index.bin_path, sidecar.bin_sha256), (index.idx_path, sidecar.idx_sha256)]
+    if sidecar.packing is not None:
+        hashes.append((with_suffix(prefix, ".pack"), sidecar.packing.sha256))
     if sidecar.tokenizer_sha256 is not None:
         hashes.append((with_suffix(prefix, ".tokenizer.json"), sidecar.tokenizer_sha256))
     for path, want in hashes:

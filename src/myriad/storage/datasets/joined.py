@@ -30,6 +30,7 @@ from myriad.storage.datasets.index import (
     file_sha256,
     with_suffix,
 )
+from myriad.storage.datasets.packing import Packing, write_packing
 from myriad.storage.datasets.parts import TRAIN, VALIDATION, PartFolder, PartSide, Recipe, sync
 from myriad.storage.datasets.sources import Span
 
@@ -44,6 +45,7 @@ class Output:
     documents: int
     tokens: int
     sha256: str
+    packing: Packing | None = None
 
 
 @dataclass
@@ -67,6 +69,7 @@ def publish(
     tokenizer_json: str | None,
     folder: PartFolder,
     account: Account,
+    pack: int | None,
 ) -> tuple[Output, ...]:
     """Join the parts, give the results their names, the indices last, and remove the parts."""
     renames: list[tuple[Path, Path]] = []
@@ -83,6 +86,11 @@ def publish(
         _write_index(
             with_suffix(joined, ".idx"), recipe.dtype_code, documents, folder, account.sides[side], side
         )
+        packing = None
+        if pack is not None:
+            lengths = _lengths(folder, account.sides[side], side)
+            packing = write_packing(with_suffix(joined, ".pack"), lengths, pack)
+            suffixes.insert(0, ".pack")
         sidecar = Sidecar(
             documents=documents,
             tokens=tokens,
@@ -98,11 +106,12 @@ def publish(
             left_out=dict(sorted(account.by_reason.items())),
             side=side if recipe.validation else None,
             validation=recipe.validation,
+            packing=packing,
         )
         encoded = msgspec.json.format(msgspec.json.encode(sidecar), indent=2) + b"\n"
         _write_whole(with_suffix(joined, ".json"), encoded)
         renames += [(with_suffix(joined, suffix), with_suffix(target, suffix)) for suffix in suffixes]
-        outputs.append(Output(str(target), documents, tokens, sha256))
+        outputs.append(Output(str(target), documents, tokens, sha256, packing))
     _rename(renames)
     folder.discard()
     return tuple(outputs)
@@ -113,6 +122,7 @@ def _rename(renames: Sequence[tuple[Path, Path]]) -> None:
     indices = [each for each in renames if each[1].suffix == ".idx"]
     for _, final in indices:
         final.unlink(missing_ok=True)
+        final.with_suffix(".pack").unlink(missing_ok=True)
     for temporary, final in [each for each in renames if each not in indices] + indices:
         temporary.rename(final)
     fd = os.open(indices[0][1].parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -46,6 +46,8 @@ class MixtureOrder:
 
     def samples_at(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """(sources, sample ids within them) at any positions, each int64 [n]."""
+        if len(self.sizes) == 1:
+            return np.zeros_like(positions), samples_at(self._seeds[0], positions, self.sizes[0])
         sources, turns = np.empty_like(positions), np.empty_like(positions)
         blocks, offsets = np.divmod(positions, BLOCK)
         for block in np.unique(blocks):
