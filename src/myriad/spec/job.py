@@ -30,6 +30,8 @@ from myriad.spec.units import Seconds
 
 MAX_NODES = 1_000_000  # nodes of one job: a slip of the hand must not make the scheduler count to 10^18
 MAX_NAME = 200  # characters: a name is a label in tables
+MAX_PREFETCH = 64  # batches: more than any delay that is worth waiting for, and they are held in memory
+PREFETCH_REMOTE = 4  # batches: one in use, and requests for three on their way
 
 # What the agent sets for every worker; a job that set them too would silently lose.
 RESERVED_ENV = frozenset(
@@ -101,6 +103,7 @@ Command = Annotated[
     AfterValidator(_check_command),
 ]
 Path = Annotated[Text, AfterValidator(_check_path)]
+Prefetch = Annotated[CountOrZero, Field(le=MAX_PREFETCH)]
 
 
 class ModelSpec(Spec):
@@ -186,11 +189,20 @@ class DataSpec(Spec):
     sequence_length: Count  # tokens
     global_batch: Count  # sequences per optimizer step
     on_end: Literal["repeat", "refuse"] = "repeat"
+    prefetch: Prefetch | None = (
+        None  # batches a process of each rank reads ahead; left out: 4 from a URL, else 0
+    )
 
     @property
     def parts(self) -> list[SourceSpec]:
         """Every dataset; one path alone is a mixture of one."""
         return self.sources if self.path is None else [SourceSpec(path=self.path)]
+
+    @property
+    def batches_ahead(self) -> int:
+        """How many batches a process of each rank's own reads ahead; by default none from a file system."""
+        remote = any("://" in part.path for part in self.parts)
+        return self.prefetch if self.prefetch is not None else PREFETCH_REMOTE if remote else 0
 
     @model_validator(mode="after")
     def _check(self) -> DataSpec:
