@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 from commandline import cluster_up
+from object_server import object_server
 
 import leaks
 from live import cluster_of
 from myriad.control.records import MemberRecord
 from myriad.runtime.store import StateReader
-from recovery import Site, assert_unbroken, dataset, drawn, tiny_job
+from recovery import Fault, Site, assert_unbroken, dataset, drawn, tiny_job
 
 SEED = int(os.environ.get("MYRIAD_SEED", "1"))
 
@@ -37,25 +38,77 @@ def with_data(spec: dict[str, Any], **keys: Any) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_a_lost_worker_and_a_lost_reader_change_nothing(tmp_path: Path) -> None:
-    spec = tiny_job(dataset(tmp_path), 2, {"dp_replicate": 2}, 60)
+def test_a_lost_reader_is_a_restart(tmp_path: Path) -> None:
+    spec = tiny_job(dataset(tmp_path), 2, {"dp_replicate": 2}, 40)
     with cluster_up(tmp_path, cluster_of(nodes=3, leaves=2)) as state:
         site = Site(tmp_path, state)
         reference = site.submit(spec)
         assert site.until_end(reference).status == "SUCCEEDED", site.job(reference)
-
-        job = site.submit(with_data(spec, prefetch=3))
-        draw = random.Random(SEED)
-        fault = drawn(draw, spec, "kill-worker", rank=draw.randrange(2))
-        site.harm(job, fault)
-        assert_unbroken(site, job, reference, fault)
-
         job = site.submit(with_data(spec, prefetch=3))
         site.until_step(job, 15)
         pids = readers(site, job)
         assert len(pids) == 2, pids
         os.kill(pids[1], signal.SIGKILL)
-        assert_unbroken(site, job, reference, fault)
+        assert_unbroken(site, job, reference, Fault("kill-reader", 15, rank=1))
         words = f"the reader of data-parallel rank 1 (pid {pids[1]}) was killed by SIGKILL"
         assert words in site.run("logs", job), site.run("logs", job)
         assert all(leaks.is_gone(pid) for pid in pids), "they end with their ranks"
+
+
+LATENCY_S = 0.08  # of each request; a step computes for longer
+LONG = {"layers": 2, "dim": 128, "heads": 4, "kv_heads": 2, "ffn_dim": 256, "vocab_size": 258}
+
+
+@pytest.mark.slow
+def test_slow_object_storage_is_waited_for_without_prefetch_and_not_with_it(tmp_path: Path) -> None:
+    """Losses and parameters are those of the local data set, a killed worker notwithstanding."""
+    (tmp_path / "bucket").mkdir()
+    spec = tiny_job(dataset(tmp_path / "bucket"), 2, {"dp_replicate": 2}, 20, model=LONG)
+    spec = with_data(spec, sequence_length=256)
+    with object_server(tmp_path) as server, cluster_up(tmp_path, cluster_of(nodes=3, leaves=2)) as state:
+        site = Site(tmp_path, state)
+        reference = site.submit(spec)
+        assert site.until_end(reference).status == "SUCCEEDED", site.job(reference)
+
+        server.latency_s = LATENCY_S
+        spec = with_data({**spec, "env": server.environment}, path="s3://bucket/text")
+        waiting = site.submit(with_data(spec, prefetch=0))
+        assert site.until_end(waiting).status == "SUCCEEDED", site.job(waiting)
+
+        cache = {"directory": str(tmp_path / "nvme"), "size": "64MiB"}
+        ahead = site.submit(with_data(spec, cache=cache))
+        site.harm(ahead, drawn(random.Random(SEED), spec, "kill-worker", rank=1))
+        record = site.until_end(ahead)
+        assert (record.status, record.restarts) == ("SUCCEEDED", 1), record
+
+        for job in (waiting, ahead):
+            found = site.report(job, reference)
+            assert found["losses"] and found["losses"] == found["reference_losses"], job
+            assert site.result(job)["final_sha256"] == site.result(reference)["final_sha256"]
+        # A batch is one request of LATENCY_S or more; the first two steps of a generation wait for the reader's start.
+        without, with_it = data_wait_s(site, waiting), data_wait_s(site, ahead)
+        assert without >= 0.9 * LATENCY_S and with_it <= 0.2 * without, (without, with_it)
+        assert site.report(waiting, reference)["ledger"]["data_wait"] >= 2 * 20 * 0.9 * LATENCY_S
+        assert len(list((tmp_path / "nvme" / "myriad-blocks").iterdir())) == 2, "one block, and the lock"
+
+
+def data_wait_s(site: Site, job: str) -> float:
+    """Waiting for data per rank and step, once under way."""
+    with StateReader(site.dir) as reader:
+        reports = list(reader.step_reports(job))
+    began = {r.generation: min(o.step for o in reports if o.generation == r.generation) for r in reports}
+    waits = [r.data_s for r in reports if r.step > began[r.generation] + 1]
+    return sum(waits) / len(waits)
+
+
+@pytest.mark.slow
+def test_storage_that_is_away_is_said_in_one_sentence(tmp_path: Path) -> None:
+    spec = tiny_job(tmp_path, 1, {}, 5)
+    away = {"AWS_ENDPOINT_URL": "http://127.0.0.1:9", "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
+    with cluster_up(tmp_path, cluster_of(nodes=1)) as state:
+        site = Site(tmp_path, state)
+        job = site.submit(with_data({**spec, "spares": 0, "env": away}, path="s3://bucket/text"))
+        record = site.until_end(job)
+    assert (
+        record.status == "FAILED" and "DatasetError: s3://bucket/text.idx cannot be reached" in record.detail
+    )

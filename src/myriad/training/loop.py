@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 from myriad.spec import arithmetic
 from myriad.spec.job import JobSpec
+from myriad.storage.datasets.cache import BlockCache
 from myriad.storage.datasets.index import DatasetError
 from myriad.storage.datasets.loader import Mixture, open_mixture
 from myriad.storage.durable.manifest import MODEL_KEY, SEQUENCE_LENGTH_KEY
@@ -71,7 +72,9 @@ def open_data(job: JobSpec) -> Mixture:
     """The job's data set, or the mixture of several. Raises DatasetError, before any rank has waited for another."""
     assert job.model is not None and job.data is not None
     parts = [(part.path, part.weight) for part in job.data.parts]
-    mixture = open_mixture(parts, job.data.sequence_length)
+    cache = job.data.cache if job.data.batches_ahead == 0 else None  # else it is the reader's
+    kept = None if cache is None else BlockCache(Path(cache.directory), cache.size)
+    mixture = open_mixture(parts, job.data.sequence_length, kept)
     for dataset in mixture.datasets:
         if dataset.vocab_size is not None and dataset.vocab_size > job.model.vocab_size:
             mixture.close()

@@ -37,6 +37,7 @@ def batches(job: JobSpec, data: Mixture, mesh: Mesh, position: int) -> Iterator[
         position=position,
         on_end=spec.on_end,
         depth=spec.batches_ahead,
+        cache=None if spec.cache is None else (spec.cache.directory, spec.cache.size),
     )
     with ReadAhead(setup) as ahead:
         yield ahead

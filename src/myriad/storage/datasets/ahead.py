@@ -117,6 +117,8 @@ class ReadAhead:
 
 def _value(memory: mmap.mmap, place: Place) -> Any:
     """A field of a batch, copied out of the slot."""
+    if place.kind == "none":
+        return None
     array = view(memory, place)
     if place.kind == "array":
         return array.copy()

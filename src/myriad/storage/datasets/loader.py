@@ -5,8 +5,8 @@ and, shifted by one, S labels. ``position`` counts samples consumed since the be
 all ranks, so a changed batch size, number of ranks or restart moves nothing: whoever knows the position
 knows all that follows. Each data-parallel rank reads only its own contiguous slots of a batch.
 
-Method: one ``pread`` a sample, into one reused buffer; a file cut short below us is a DatasetError and
-not the SIGBUS a mapping would raise. Trade-off: a system call a sample (1 to 2 us) instead of none; at
+Method: one ``pread`` a sample, into one reused buffer (of an object behind a URL, all samples of a batch are
+asked for together before); a file cut short below us is a DatasetError and not the SIGBUS a mapping would raise. Trade-off: a system call a sample (1 to 2 us) instead of none; at
 S = 2048 one core still reads more than 100 million tokens/s from the page cache.
 """
 
@@ -17,13 +17,17 @@ import os
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from myriad.storage.datasets.index import DatasetError, file_sha256, open_index, read_sidecar, with_suffix
+from myriad.storage.datasets.files import Prefix, Range, fetch_all, is_remote, open_file
+from myriad.storage.datasets.index import DatasetError, Sidecar, file_sha256, open_index, read_sidecar
 from myriad.storage.datasets.mixture import MixtureOrder
+
+if TYPE_CHECKING:
+    from myriad.storage.datasets.cache import BlockCache
 
 
 @dataclass(frozen=True)
@@ -43,16 +47,17 @@ class Batch:
 class TokenDataset:
     """The token stream of ``<prefix>.bin`` cut into samples of ``sequence_length`` + 1 tokens.
 
-    ``size`` samples; ``vocab_size`` is None where no sidecar says it. Raises DatasetError.
+    ``size`` samples; ``vocab_size`` is None where no sidecar says it. Of a URL, blocks are kept in ``cache``.
+    Raises DatasetError.
     """
 
-    def __init__(self, prefix: str | os.PathLike[str], sequence_length: int) -> None:
+    def __init__(self, prefix: Prefix, sequence_length: int, cache: BlockCache | None = None) -> None:
         assert sequence_length > 0, sequence_length
         self.index = open_index(prefix)
         sidecar = read_sidecar(prefix)
         self.vocab_size = None if sidecar is None else sidecar.vocab_size
         self.vocabulary = (
-            None if sidecar is None else (sidecar.tokenizer, sidecar.vocab_size, _model_hash(prefix))
+            None if sidecar is None else (sidecar.tokenizer, sidecar.vocab_size, _model_hash(prefix, sidecar))
         )
         self.sequence_length = sequence_length
         self.size = max(0, (self.index.tokens - 1) // sequence_length)
@@ -62,29 +67,21 @@ class TokenDataset:
                 f"{sequence_length} + 1; add text or lower data.sequence_length"
             )
         self._row = np.empty(sequence_length + 1, self.index.dtype)
-        self._fd = os.open(self.index.bin_path, os.O_RDONLY | os.O_CLOEXEC)
+        self.file = open_file(self.index.bin_path, cache)
 
     def read(self, sample_id: int) -> NDArray[Any]:
         """Tokens of one sample, [S + 1] in the file's dtype, in a buffer that the next read overwrites."""
         assert 0 <= sample_id < self.size, (sample_id, self.size)
-        offset = sample_id * self.sequence_length * self.index.dtype.itemsize
-        view, done = self._row.view(np.uint8).data, 0
-        while done < view.nbytes:
-            try:
-                count = os.preadv(self._fd, [view[done:]], offset + done)
-            except OSError as error:
-                raise DatasetError(
-                    f"reading {self.index.bin_path} failed: {error.strerror}; check the storage below it"
-                ) from error
-            if count == 0:
-                raise DatasetError(f"{self.index.bin_path} was truncated while in use; restore it")
-            done += count
+        self.file.read_into(self._row.view(np.uint8).data, self.span(sample_id)[0])
         return self._row
 
+    def span(self, sample_id: int) -> Range:
+        """The bytes of ``.bin`` that hold the sample."""
+        first = sample_id * self.sequence_length * self.index.dtype.itemsize
+        return first, first + self._row.nbytes
+
     def close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        self.file.close()
 
     def __enter__(self) -> Self:
         return self
@@ -109,6 +106,17 @@ class Mixture:
                     "vocabulary, so their token ids mean different text: build both with the same tokenizer"
                 )
 
+    def fetch(self, sources: NDArray[np.int64], ids: NDArray[np.int64]) -> None:
+        """Have these samples at hand, for the reads that follow. Raises DatasetError."""
+        if any(is_remote(each.file.name) for each in self.datasets):
+            pairs = [
+                (self.datasets[source], int(number)) for source, number in zip(sources, ids, strict=True)
+            ]
+            fetch_all(
+                (each.file, [each.span(number) for dataset, number in pairs if dataset is each])
+                for each in self.datasets
+            )
+
     def order(self, seed: int) -> MixtureOrder:
         return MixtureOrder(seed, [each.size for each in self.datasets], self.weights)
 
@@ -128,10 +136,14 @@ class Mixture:
         self.close()
 
 
-def open_mixture(parts: Sequence[tuple[str | os.PathLike[str], float]], sequence_length: int) -> Mixture:
+def open_mixture(
+    parts: Sequence[tuple[Prefix, float]], sequence_length: int, cache: BlockCache | None = None
+) -> Mixture:
     """The data sets with these prefixes and weights, read as one. Raises DatasetError."""
     with ExitStack() as stack:
-        datasets = [stack.enter_context(TokenDataset(prefix, sequence_length)) for prefix, _ in parts]
+        datasets = [stack.enter_context(TokenDataset(prefix, sequence_length, cache)) for prefix, _ in parts]
+        if cache is not None:
+            cache.expect(sum(each.file.size for each in datasets if is_remote(each.file.name)))
         mixture = Mixture(datasets, [weight for _, weight in parts])
         mixture.order(0)  # refuses weights that come to nothing
         stack.pop_all()
@@ -186,6 +198,7 @@ class Loader:
         sources, ids = self.order.samples_at(mine)
         tokens = np.empty((self.local, self.mixture.sequence_length), np.int64)
         labels = np.empty_like(tokens)
+        self.mixture.fetch(sources, ids)
         for slot, (source, sample_id) in enumerate(zip(sources, ids, strict=True)):
             row = self.mixture.datasets[source].read(int(sample_id))
             tokens[slot] = row[:-1]
@@ -220,7 +233,11 @@ class Loader:
                 )
 
 
-def _model_hash(prefix: str | os.PathLike[str]) -> str | None:
+def _model_hash(prefix: Prefix, sidecar: Sidecar) -> str | None:
     """What tells two trained tokenizers of equal size apart; None for one that has no file."""
-    path = with_suffix(prefix, ".tokenizer.json")
-    return file_sha256(path) if path.exists() else None
+    if sidecar.tokenizer == "bytes" or sidecar.tokenizer_sha256 is not None:
+        return sidecar.tokenizer_sha256
+    try:  # built by version 0.1, which wrote no hash of it
+        return file_sha256(f"{os.fspath(prefix)}.tokenizer.json")
+    except FileNotFoundError:
+        return None

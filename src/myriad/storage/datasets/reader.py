@@ -24,12 +24,14 @@ import signal
 import sys
 import traceback
 from collections import deque
+from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from myriad.storage.datasets.cache import BlockCache
 from myriad.storage.datasets.index import DatasetError
 from myriad.storage.datasets.loader import Batch, Loader, open_mixture
 from myriad.storage.memory.channel import Channel, ChannelClosed
@@ -37,6 +39,9 @@ from myriad.storage.memory.channel import Channel, ChannelClosed
 SETUP_TIMEOUT_S = 60.0  # the worker sends it right after the start
 ALIGNMENT = 64  # bytes: of each array in a slot
 _PR_SET_PDEATHSIG = 1
+
+
+Kind = Literal["array", "tuple", "int", "none"]
 
 
 class Setup(msgspec.Struct, frozen=True, tag=True, kw_only=True):
@@ -52,6 +57,7 @@ class Setup(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     on_end: Literal["repeat", "refuse"]
     depth: int
     skipped: tuple[tuple[int, int], ...] = ()
+    cache: tuple[str, int] | None = None  # directory, and how many bytes in it
 
 
 class Free(msgspec.Struct, frozen=True, tag=True):
@@ -64,7 +70,7 @@ class Place(msgspec.Struct, frozen=True, array_like=True):
     """Where in its slot a field of the batch lies; ``kind`` is what it was before it became an array."""
 
     field: str
-    kind: Literal["array", "tuple", "int"]
+    kind: Kind
     dtype: str
     shape: tuple[int, ...]
     offset: int
@@ -121,7 +127,8 @@ def _serve(channel: Channel[ToReader]) -> None:
     assert isinstance(setup, Setup), setup
     slots = [Slot(number) for number in range(setup.depth)]
     free = deque(slots)
-    with open_mixture(setup.parts, setup.sequence_length) as mixture:
+    cache = None if setup.cache is None else BlockCache(Path(setup.cache[0]), setup.cache[1])
+    with open_mixture(setup.parts, setup.sequence_length, cache) as mixture:
         loader = Loader(
             mixture,
             setup.seed,
@@ -154,11 +161,8 @@ class Slot:
         arrays, places, size = [], [], 0
         for field in dataclasses.fields(batch):
             value = getattr(batch, field.name)
-            array = np.asarray(value, None if isinstance(value, np.ndarray) else np.int64)
-            kind: Literal["array", "tuple", "int"] = (
-                "array" if isinstance(value, np.ndarray) else "tuple" if isinstance(value, tuple) else "int"
-            )
-            places.append(Place(field.name, kind, array.dtype.str, array.shape, size))
+            array = value if isinstance(value, np.ndarray) else np.asarray(value or 0, np.int64)
+            places.append(Place(field.name, _kind(value), array.dtype.str, array.shape, size))
             arrays.append(array)
             size += -(-array.nbytes // ALIGNMENT) * ALIGNMENT
         fds = [self._renew(size)] if self._memory is None or len(self._memory) < size else []
@@ -179,6 +183,12 @@ class Slot:
         os.ftruncate(fd, size)
         self._memory = mmap.mmap(fd, size)
         return fd
+
+
+def _kind(value: object) -> Kind:
+    if isinstance(value, np.ndarray):
+        return "array"
+    return "none" if value is None else "tuple" if isinstance(value, tuple) else "int"
 
 
 def view(memory: mmap.mmap, place: Place) -> NDArray[Any]:
