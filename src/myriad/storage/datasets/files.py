@@ -1,8 +1,9 @@
 """A file of a data set, wherever it is: on a file system, or an object behind a URL.
 
-Method: both kinds are read by ranges. Who knows what it will need says so once for a whole batch (``fetch_all``),
-and a remote file then gets it in few requests, many at a time; on a file system this does nothing, since a thread
-or a hint for each sample costs more than the page cache does (docs/decisions/0011-reading.md has the figures).
+Method: both kinds are read by ranges. Who knows what it will need says so once for a whole batch (``fetch_all``).
+A remote file then gets it in few requests, many at a time. For a local one the kernel is told (POSIX_FADV_WILLNEED)
+and reads all samples of the batch at once: what is not in the page cache comes 1.4 to 3 times as fast, what is
+costs 0.5 us a sample more. Threads instead made the page cache five times slower.
 """
 
 from __future__ import annotations
@@ -75,7 +76,12 @@ def read(file: DataFile, start: int, end: int) -> bytes:
 
 def fetch_all(wanted: Iterable[tuple[DataFile, Sequence[Range]]]) -> None:
     """Have these ranges at hand for the reads that follow, which ask for exactly them. Raises DatasetError."""
-    asked = [(file, ranges) for file, ranges in wanted if not isinstance(file, LocalFile)]
+    asked = []
+    for file, ranges in wanted:
+        if isinstance(file, LocalFile):
+            file.expect(ranges)
+        else:
+            asked.append((file, ranges))
     if asked:
         from myriad.storage.datasets.remote import fetch_together
 
@@ -89,6 +95,12 @@ class LocalFile:
         self.name = str(path)
         self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         self.size = os.fstat(self._fd).st_size
+
+    def expect(self, ranges: Sequence[Range]) -> None:
+        """Let the kernel read all of them at the same time; a single one is read at once anyway."""
+        if len(ranges) > 1:
+            for start, end in ranges:
+                os.posix_fadvise(self._fd, start, end - start, os.POSIX_FADV_WILLNEED)
 
     def read_into(self, view: memoryview, offset: int) -> None:
         done = 0

@@ -106,16 +106,12 @@ class Mixture:
                     "vocabulary, so their token ids mean different text: build both with the same tokenizer"
                 )
 
-    def fetch(self, sources: NDArray[np.int64], ids: NDArray[np.int64]) -> None:
+    def fetch(self, sources: Iterable[int], ids: Iterable[int]) -> None:
         """Have these samples at hand, for the reads that follow. Raises DatasetError."""
-        if any(is_remote(each.file.name) for each in self.datasets):
-            pairs = [
-                (self.datasets[source], int(number)) for source, number in zip(sources, ids, strict=True)
-            ]
-            fetch_all(
-                (each.file, [each.span(number) for dataset, number in pairs if dataset is each])
-                for each in self.datasets
-            )
+        spans: dict[int, list[Range]] = {}
+        for source, number in zip(sources, ids, strict=True):
+            spans.setdefault(source, []).append(self.datasets[source].span(number))
+        fetch_all((self.datasets[source].file, ranges) for source, ranges in spans.items())
 
     def order(self, seed: int) -> MixtureOrder:
         return MixtureOrder(seed, [each.size for each in self.datasets], self.weights)
@@ -198,7 +194,7 @@ class Loader:
         sources, ids = self.order.samples_at(mine)
         tokens = np.empty((self.local, self.mixture.sequence_length), np.int64)
         labels = np.empty_like(tokens)
-        self.mixture.fetch(sources, ids)
+        self.mixture.fetch(sources.tolist(), ids.tolist())
         for slot, (source, sample_id) in enumerate(zip(sources, ids, strict=True)):
             row = self.mixture.datasets[source].read(int(sample_id))
             tokens[slot] = row[:-1]
