@@ -39,6 +39,7 @@ READ_RETRY_S = (
     120.0  # for storage that is gone to come back in the middle of a job; at its start it is said at once
 )
 RETRY_S = 0.5
+NO_RANGES = "non-partial response"  # obstore's words for a server that answers a range with status 200
 
 
 class RemoteFile:
@@ -201,7 +202,7 @@ async def _get(request: _Request) -> memoryview:
             data = memoryview(await result.bytes_async())
             break
         except GenericError as error:  # the server, or the way to it
-            if time.monotonic() >= deadline:
+            if NO_RANGES in str(error) or time.monotonic() >= deadline:
                 raise _failed(file, error) from None
         except (BaseError, OSError, ValueError) as error:
             raise _failed(file, error) from None
@@ -216,6 +217,11 @@ def _failed(file: RemoteFile, error: Exception) -> DatasetError:
     if isinstance(error, PreconditionError):
         return DatasetError(
             f"{file.name} was replaced while in use; give each version of a data set a name of its own"
+        )
+    if NO_RANGES in str(error):
+        return DatasetError(
+            f"the server of {file.name} does not answer requests for ranges as S3 does (status 206): use another "
+            "server, or copy the data set to a file system"
         )
     try:
         with sentences(file.name, "read"):
