@@ -232,3 +232,4 @@ def test_a_full_disk_is_no_cache(
     assert hits(found) == [0], "what is there is still read"
     second.put(4, part("s3://b/x", second.size, second.span(4)))
     assert caplog.text == ""
+    assert second.block_to_fill(0) is None, "no block is fetched whole for nothing"

@@ -59,7 +59,7 @@ class BlockCache:
         self.folder, self.size, self.block_bytes = directory / FOLDER, size, block_bytes
         self._touch_s = touch_s
         self._touched: dict[str, float] = {}
-        self._broken = False
+        self.broken = False  # cannot be written, as was said once
         self.share = 1.0  # of each object's blocks that are kept
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -99,7 +99,7 @@ class BlockCache:
     def put(self, name: str, data: memoryview) -> None:
         """Keep a block; where that cannot be done, say so once and keep nothing from then on."""
         need = file_bytes(data.nbytes)
-        if self._broken or need > self.size:
+        if self.broken or need > self.size:
             return
         try:
             with self._locked() as lock:
@@ -116,7 +116,7 @@ class BlockCache:
             self._give_up(error)
 
     def _give_up(self, error: OSError) -> None:
-        self._broken = True
+        self.broken = True
         _log.warning(
             "the cache in %s cannot be written (%s); going on without adding to it",
             self.folder.parent,
@@ -210,9 +210,9 @@ class CachedObject:
         return block * step, min((block + 1) * step, self.size)
 
     def block_to_fill(self, offset: int) -> int | None:
-        """The block of ``offset``, which was found missing, if it is one to be kept."""
+        """The block of ``offset``, which was found missing, if it is one to be kept and there is a way to."""
         block = offset // self.cache.block_bytes
-        return block if block < self.kept else None
+        return block if block < self.kept and not self.cache.broken else None
 
     def read(self, offset: int, target: memoryview) -> bool:
         """Fill ``target``, which lies in one block, from the cache; False where it is not there whole."""

@@ -35,9 +35,7 @@ REQUESTS = 32  # at a time and rank: what hides 30 ms of latency behind 1,000 re
 GROUP_GAP_BYTES = 64 << 10  # a round trip moves several times as much
 GROUP_BYTES = 8 << 20  # of one request: larger ones come in parallel
 FILL_BYTES = 32 << 20  # of blocks that one batch adds to the cache
-READ_RETRY_S = (
-    120.0  # for storage that is gone to come back in the middle of a job; at its start it is said at once
-)
+READ_RETRY_S = 120.0  # for storage that is gone to come back in mid-job; at a start it is said at once
 RETRY_S = 0.5
 NO_RANGES = "non-partial response"  # obstore's words for a server that answers a range with status 200
 
