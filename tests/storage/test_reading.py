@@ -96,7 +96,7 @@ def test_no_state_of_the_cache_changes_a_batch(
     while at < len(want):
         blocks = draw.draw(st.floats(0.5, 12), "blocks the cache holds")
         cache = BlockCache(folder, int(blocks * file_bytes(BLOCK)), BLOCK, touch_s=0)
-        with open_mixture(URLS, S, cache) as mixture:
+        with open_mixture(URLS, S, cache=cache) as mixture:
             loader = Loader(mixture, SEED, batch, 0, 1, at * batch)
             for _ in range(draw.draw(st.integers(1, 5), "steps until a restart")):
                 if at < len(want):
@@ -143,7 +143,7 @@ def test_a_cache_that_checks_nothing_would_be_noticed(
         folder = tmp_path / str(len(list(tmp_path.iterdir())))
         want = expected(served, 8, 16)
         for _ in range(2):  # fill it, then harm it
-            with open_mixture(URLS, S, BlockCache(folder, 1 << 20, BLOCK)) as mixture:
+            with open_mixture(URLS, S, cache=BlockCache(folder, 1 << 20, BLOCK)) as mixture:
                 loader = Loader(mixture, SEED, 16, 0, 1)
                 found = [same(loader.next(), each) for each in want]
             for file in blocks_in(folder):
@@ -159,7 +159,7 @@ def test_a_cache_that_checks_nothing_would_be_noticed(
 
 def test_a_warm_cache_asks_for_nothing(served: ObjectServer, tmp_path: Path) -> None:
     for warm in (False, True):
-        with open_mixture(URLS, S, BlockCache(tmp_path, 1 << 20, BLOCK)) as mixture:
+        with open_mixture(URLS, S, cache=BlockCache(tmp_path, 1 << 20, BLOCK)) as mixture:
             served.requests.clear()
             loader = Loader(mixture, SEED, 64, 0, 1)
             for _ in range(10):

@@ -34,10 +34,10 @@ class ReaderLost(RuntimeError):
 class ReadAhead:
     """As a ``Loader``: ``next()`` and ``position``. Raises DatasetError, ReaderLost. To be closed."""
 
-    def __init__(self, setup: Setup, deadline_s: float = BATCH_DEADLINE_S) -> None:
+    def __init__(self, setup: Setup) -> None:
         assert setup.depth > 0, setup
         self.position = setup.position
-        self._deadline_s = deadline_s
+        self._deadline_s = BATCH_DEADLINE_S
         self._memory: dict[int, mmap.mmap] = {}  # by slot
         self._channel: Channel[FromReader]
         self._channel, theirs = Channel.pair(FromReader)
