@@ -9,7 +9,7 @@ memfd), one small message says where its arrays lie, and a slot is filled again 
 ``depth`` slots bound the memory. It stays in the worker's process group, which the fence kills, and ends with
 the worker: by the kernel's parent-death signal, and at the end of the channel.
 
-Trade-off: handing a batch over costs about 0.15 ms and 16 bytes a token are copied twice; a batch in the page
+Trade-off: handing a batch over costs 0.15 ms or more and 16 bytes a token are copied twice; a batch in the page
 cache is read faster than that, so only what has to be waited for is read by a process
 (docs/decisions/0011-reading.md has the figures).
 """
