@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import leaks
 from myriad.storage.datasets.cache import CHUNK_BYTES, BlockCache, CachedObject, file_bytes
 
 BLOCK = 3 * CHUNK_BYTES
@@ -198,9 +199,13 @@ def test_many_processes_share_one_cache(tmp_path: Path) -> None:
         subprocess.Popen([sys.executable, "-c", WRITER, *words, str(seed)], stdout=subprocess.PIPE)
         for seed in range(4)
     ]
-    outs = [writer.communicate(timeout=60)[0] for writer in writers]
+    killed = subprocess.Popen([sys.executable, "-c", WRITER, *words, "9"], stdout=subprocess.DEVNULL)
+    leaks.wait_until(lambda: len(list(cache.folder.iterdir())) > 3, 30.0)
+    killed.kill()
+    outs = [writer.communicate(timeout=60)[0] for writer in [*writers, killed]][:4]
     assert [writer.returncode for writer in writers] == [0] * 4
     assert all(int(out) > 20 for out in outs), outs
+    filled(cache, "s3://b/last", 1)  # whatever the killed one left behind is put right by the next
     assert disk_bytes(cache) <= cache.size
     said = (cache.folder / "lock").read_bytes()
     assert said == disk_bytes(cache).to_bytes(8, "little") + b"\0", "the sum is exact, not an estimate"
