@@ -113,6 +113,7 @@ model: {layers: 4, dim: 64, heads: 8, kv_heads: 8, ffn_dim: 128, vocab_size: 256
 data: {path: text, sequence_length: 64, global_batch: 8}
 optimizer: {steps: 10, learning_rate: 3e-4}
 """
+CACHED = MODEL.replace("path: text", "path: s3://b/text, cache: {directory: /nvme, size: 31TB}")
 
 
 @pytest.mark.parametrize(
@@ -136,6 +137,7 @@ def test_a_model_job_fits_the_types_its_layout_covers(extra: str, types: list[st
         "name: a\nnodes: 1\nspares: 1000\ncommand: x",
         "name: a\nnodes: 1\nworkers_per_node: 64\ncommand: x",  # a command may share accelerators
         MODEL.replace("nodes: 4", "nodes: 8") + "layout: {dp_shard: 8}\nworkers_per_node: 1",
+        CACHED + "node_type: emulated\nlayout: {dp_shard: 8}",  # how much NVMe it has is not said
     ],
 )
 def test_admission_accepts_what_may_run_one_day(text: str) -> None:
@@ -168,6 +170,13 @@ def test_admission_accepts_what_may_run_one_day(text: str) -> None:
             (
                 'job "tiny" wants 4 workers on a node, but node type "emulated" has 2 accelerators and a '
                 "model's worker needs one; lower workers_per_node"
+            ),
+        ),
+        (
+            CACHED + "node_type: big\nlayout: {dp_shard: 4}\nworkers_per_node: 1",
+            (
+                'job "tiny" wants a cache of 31 TB, but a node of type "big" has 30 TB of NVMe; lower '
+                "data.cache.size"
             ),
         ),
     ],

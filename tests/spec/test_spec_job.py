@@ -286,6 +286,25 @@ def test_refusals_of_a_document(text: str, sentence: str) -> None:
             {"data__path": None, "data__sources": [{"path": "a", "weight": 0}]},
             "data.sources[0].weight is 0, but it must be more than 0",
         ),
+        (
+            {"data__path": "ftp://host/text"},
+            (
+                'data: "ftp://host/text" has a scheme that is not known; give a path, or a URL that begins with '
+                "s3://, gs://, az:// or file://"
+            ),
+        ),
+        (
+            {"data__cache": {"directory": "/nvme", "size": "1GB"}},
+            (
+                "data: data.cache keeps what is read from object storage, and no dataset of this job is behind a "
+                "URL; remove it"
+            ),
+        ),
+        (
+            {"data__path": "s3://b/text", "data__cache": {"directory": "/nvme", "size": "1MB"}},
+            'data.cache.size is "1MB", but it must be at least 67108864',
+        ),
+        ({"data__prefetch": 65}, "data.prefetch is 65, but it must be at most 64"),
         ({"data__path": " "}, "data.path: the path is empty; write the path of a file or folder"),
     ],
 )
@@ -293,3 +312,18 @@ def test_refusals_of_a_model_job(changes: dict[str, Any], sentence: str) -> None
     with pytest.raises(SpecError) as refused:
         spec_from_mapping(JobSpec, model_job(**changes), "job.yaml")
     assert str(refused.value) == f"job.yaml: {sentence}"
+
+
+@pytest.mark.parametrize(
+    ("changes", "ahead"),
+    [
+        ({}, 0),
+        ({"data__path": "s3://b/text"}, 4),
+        ({"data__path": None, "data__sources": [{"path": "a"}, {"path": "s3://b/text"}]}, 4),
+        ({"data__path": "s3://b/text", "data__prefetch": 0}, 0),
+        ({"data__prefetch": 2}, 2),
+    ],
+)
+def test_batches_are_read_ahead_from_urls(changes: dict[str, Any], ahead: int) -> None:
+    data = spec_from_mapping(JobSpec, model_job(**changes), "job.yaml").data
+    assert data is not None and data.batches_ahead == ahead

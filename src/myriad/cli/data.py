@@ -82,8 +82,12 @@ Pack = Annotated[
     ),
 ]
 Prefix = Annotated[
-    Path,
-    typer.Argument(metavar="PREFIX", help="As given to build, without .bin or .idx.", show_default=False),
+    str,
+    typer.Argument(
+        metavar="PREFIX",
+        help="As given to build, without .bin or .idx; or the URL it was copied to.",
+        show_default=False,
+    ),
 ]
 VocabSize = Annotated[
     int | None,
@@ -167,7 +171,7 @@ def show(prefix: Prefix, json: Json = False) -> None:
 
     index, sidecar = open_index(prefix), read_sidecar(prefix)
     facts: dict[str, Any] = {
-        "prefix": str(prefix),
+        "prefix": prefix,
         "documents": index.documents,
         "sequences": index.sequences,
         "tokens": index.tokens,
@@ -206,7 +210,7 @@ def verify(prefix: Prefix, json: Json = False) -> None:
 
     sidecar = verify_dataset(prefix)
     if json:
-        document({"prefix": str(prefix), "tokens": sidecar.tokens, "sha256": sidecar.bin_sha256})
+        document({"prefix": prefix, "tokens": sidecar.tokens, "sha256": sidecar.bin_sha256})
     else:
         say(f"{prefix}: as built, {sidecar.documents:,} documents, {sidecar.tokens:,} tokens")
 

@@ -63,13 +63,16 @@ def predicted(state: StateDir, reader: StateReader, records: JobRecords) -> Plan
 
 
 def expected_samples(spec: Mapping[str, Any]) -> Expected | None:
-    """The sample ids of each step by the dataset's own order; None for a command or when the dataset is gone."""
+    """The sample ids of each step by the dataset's own order; None for a command, or when the dataset is gone or
+    behind a URL: the address and the credentials of that are the job's."""
     from myriad.storage.datasets.index import DatasetError
     from myriad.storage.datasets.loader import open_mixture
 
     if spec.get("data") is None:
         return None
     data, place = DataSpec.model_validate(spec["data"]), Path(spec.get("workdir") or ".")
+    if data.remote:
+        return None
     try:
         parts = [(place / part.path, part.weight) for part in data.parts]
         with open_mixture(parts, data.sequence_length, data.packing == "documents") as mixture:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from myriad.spec.cluster import ClusterSpec
 from myriad.spec.errors import SpecError
 from myriad.spec.job import JobSpec
+from myriad.spec.units import format_bytes
 
 
 def check(job: JobSpec, cluster: ClusterSpec) -> None:
@@ -49,5 +50,11 @@ def _misfit(job: JobSpec, cluster: ClusterSpec, type_name: str) -> str | None:
             f'job "{job.name}" has the layout {job.layout} = {job.layout.world} ranks, but {job.nodes} nodes '
             f'x {workers} workers (node type "{type_name}") are {job.nodes * workers}; change the '
             f"layout or nodes"
+        )
+    cache = None if job.data is None else job.data.cache
+    if cache is not None and 0 < node_type.nvme < cache.size:
+        return (
+            f'job "{job.name}" wants a cache of {format_bytes(cache.size)}, but a node of type "{type_name}" has '
+            f"{format_bytes(node_type.nvme)} of NVMe; lower data.cache.size"
         )
     return None

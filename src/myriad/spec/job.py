@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from myriad.spec.cluster import NodeType
-from myriad.spec.errors import SpecError, quoted
+from myriad.spec.errors import SpecError, one_of, quoted
 from myriad.spec.fields import (
     AUTO,
     Count,
@@ -29,10 +29,14 @@ from myriad.spec.fields import (
     no_nul,
     spec_from_yaml,
 )
-from myriad.spec.units import Seconds
+from myriad.spec.units import Bytes, Seconds
 
 MAX_NODES = 1_000_000  # nodes of one job: a slip of the hand must not make the scheduler count to 10^18
 MAX_NAME = 200  # characters: a name is a label in tables
+MIN_CACHE_BYTES = 64 << 20  # a few blocks of 8 MiB
+REMOTE_SCHEMES = ("s3", "gs", "az", "file")  # what myriad.storage.objects opens
+MAX_PREFETCH = 64  # batches: more than any delay that is worth waiting for, and they are held in memory
+PREFETCH_REMOTE = 4  # batches: one in use, and requests for three on their way
 
 # What the agent sets for every worker; a job that set them too would silently lose.
 RESERVED_ENV = frozenset(
@@ -104,6 +108,7 @@ Command = Annotated[
     AfterValidator(_check_command),
 ]
 Path = Annotated[Text, AfterValidator(_check_path)]
+Prefetch = Annotated[CountOrZero, Field(le=MAX_PREFETCH)]
 
 
 class ModelSpec(Spec):
@@ -181,8 +186,15 @@ class SourceSpec(Spec):
     weight: Positive = 1.0
 
 
+class CacheSpec(Spec):
+    """A folder on each node's own disk for blocks of remote datasets, and how many bytes of them it may hold."""
+
+    directory: Path
+    size: Annotated[Bytes, Field(ge=MIN_CACHE_BYTES)]
+
+
 class DataSpec(Spec):
-    """A token dataset (``path`` without .bin/.idx) or a mixture of several, and how much of it a step consumes.
+    """A token dataset (``path`` or URL without .bin/.idx) or a mixture of several, and how much a step consumes.
 
     ``packing: documents`` reads whole documents packed by ``data build --pack``; attention stays within each."""
 
@@ -192,11 +204,25 @@ class DataSpec(Spec):
     global_batch: Count  # sequences per optimizer step
     on_end: Literal["repeat", "refuse"] = "repeat"
     packing: Literal["none", "documents"] = "none"  # documents: whole ones, by data build --pack
+    prefetch: Prefetch | None = None  # batches each rank has read ahead; left out: 4 from a URL, else 0
+    cache: CacheSpec | None = None
 
     @property
     def parts(self) -> list[SourceSpec]:
         """Every dataset; one path alone is a mixture of one."""
         return self.sources if self.path is None else [SourceSpec(path=self.path)]
+
+    @property
+    def batches_ahead(self) -> int:
+        """How many batches a process of each rank's own reads ahead; by default none from a file system."""
+        if self.prefetch is not None:
+            return self.prefetch
+        return PREFETCH_REMOTE if self.remote else 0
+
+    @property
+    def remote(self) -> bool:
+        """Whether any dataset is behind a URL."""
+        return any("://" in part.path for part in self.parts)
 
     @model_validator(mode="after")
     def _check(self) -> DataSpec:
@@ -207,6 +233,22 @@ class DataSpec(Spec):
         twice = next((path for path in paths if paths.count(path) > 1), None)
         if twice is not None:
             raise SpecError(f"data.sources names {twice} twice; name it once, with the weights added up")
+        for path in (part.path for part in self.parts if "://" in part.path):
+            if path.partition("://")[0] not in REMOTE_SCHEMES:
+                raise SpecError(
+                    f"{quoted(path)} has a scheme that is not known; give a path, or a URL that begins with "
+                    f"{one_of(f'{scheme}://' for scheme in REMOTE_SCHEMES)}"
+                )
+        if self.packing != "none" and (self.remote or self.batches_ahead):
+            raise SpecError(
+                "data.packing is read from file systems and in the step only: give paths instead of URLs, and leave "
+                "data.prefetch out"
+            )
+        if self.cache is not None and not self.remote:
+            raise SpecError(
+                "data.cache keeps what is read from object storage, and no dataset of this job is behind a URL; "
+                "remove it"
+            )
         return self
 
 

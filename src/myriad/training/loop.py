@@ -9,6 +9,7 @@ runs can be compared by one line.
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +19,16 @@ import torch.distributed as dist
 
 from myriad.spec import arithmetic
 from myriad.spec.job import JobSpec
+from myriad.storage.datasets.cache import BlockCache
 from myriad.storage.datasets.index import DatasetError
-from myriad.storage.datasets.loader import Loader, Mixture, open_mixture
+from myriad.storage.datasets.loader import Mixture, open_mixture
 from myriad.storage.durable.manifest import MODEL_KEY, SEQUENCE_LENGTH_KEY
 from myriad.training.device import pick_device
 from myriad.training.durable import Policy
 from myriad.training.mesh import Mesh, axis_sizes, build_mesh
 from myriad.training.optimizer import ShardedAdamW
 from myriad.training.parallelize import build_model
+from myriad.training.reading import batches
 from myriad.training.rendezvous import join
 from myriad.training.session import Session, Step
 from myriad.training.state import mesh_sha256, trainer_state
@@ -36,7 +39,8 @@ def train(job: JobSpec, session: Session) -> None:
     """Run ``job`` from where ``session`` says to its last step. All ranks of the job call it."""
     assert job.model is not None and job.optimizer is not None and job.data is not None
     welcome = session.welcome
-    with open_data(job) as data:
+    with ExitStack() as stack:
+        data = stack.enter_context(open_data(job))
         device = pick_device(welcome.local_rank)
         torch.manual_seed(job.seed)
         join(welcome.rank, welcome.world_size, welcome.generation, device)
@@ -49,15 +53,7 @@ def train(job: JobSpec, session: Session) -> None:
         session.phase("rendezvous")
         start = session.restore_state(lambda: state)
         optimizer.restored(start)
-        loader = Loader(
-            data,
-            job.seed,
-            job.data.global_batch,
-            mesh.dp_rank,
-            mesh.dp_size,
-            session.position,
-            on_end=job.data.on_end,
-        )
+        loader = stack.enter_context(batches(job, data, mesh, session.position))
         for number in range(start + 1, job.optimizer.steps + 1):
             with session.step(number) as step:
                 with step.data():
@@ -77,7 +73,9 @@ def open_data(job: JobSpec) -> Mixture:
     """The job's data set, or the mixture of several. Raises DatasetError, before any rank has waited for another."""
     assert job.model is not None and job.data is not None
     parts = [(part.path, part.weight) for part in job.data.parts]
-    mixture = open_mixture(parts, job.data.sequence_length, packed=job.data.packing == "documents")
+    cache = job.data.cache if job.data.batches_ahead == 0 else None  # else it is the reader's
+    kept = None if cache is None else BlockCache(Path(cache.directory), cache.size)
+    mixture = open_mixture(parts, job.data.sequence_length, job.data.packing == "documents", kept)
     for dataset in mixture.datasets:
         if dataset.vocab_size is not None and dataset.vocab_size > job.model.vocab_size:
             mixture.close()
