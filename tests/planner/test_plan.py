@@ -286,19 +286,19 @@ def test_memory_counts_the_hungriest_stage_and_the_snapshots() -> None:
     assert found.model == needs[found.stage]
     assert found.model.total == max(need.total for need in needs)
     state = found.model.parameters + found.model.optimizer
-    assert found.in_host_memory == found.model.total + 3 * state + WORKER_BYTES
+    assert found.in_host_memory == found.model.total + 4 * state + WORKER_BYTES
     assert found.host_share == 2 * 2**30
 
 
 def test_a_real_accelerator_has_its_own_memory() -> None:
     found = plan(job_of(), cluster_of(accelerator="h100"), REAL).memory
-    assert found.in_host_memory == 3 * (found.model.parameters + found.model.optimizer) + WORKER_BYTES
+    assert found.in_host_memory == 4 * (found.model.parameters + found.model.optimizer) + WORKER_BYTES
 
 
 def test_a_rank_that_does_not_fit_is_refused_with_the_remedy() -> None:
     data = {"path": "tokens", "sequence_length": 2, "global_batch": 8}
     (sentence,) = plan(job_of(model={"ffn_dim": 2**18}, data=data), cluster_of(memory="1GiB"), PROBE).refusals
-    assert sentence.startswith("a rank of stage 0 needs 1.4")
+    assert sentence.startswith("a rank of stage 0 needs 1.7")
     assert "(parameters 100.7 MB, gradients 100.7 MB, optimizer 201.4 MB, activations " in sentence
     assert "but its share of a node of type small is 512 MiB (1 GiB over 2 workers)" in sentence
     assert sentence.endswith("; raise layout.dp_shard, tp or pp")

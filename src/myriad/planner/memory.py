@@ -17,8 +17,8 @@ from myriad.spec.cluster import NodeType
 from myriad.spec.job import JobSpec
 from myriad.spec.units import format_bytes
 
-# Snapshots an agent keeps of each rank: two versions, and the one of the last durable step.
-SNAPSHOTS_KEPT = 3
+# Snapshots of each rank in memory: two versions, the one of the last durable step, and the memory of the next.
+SNAPSHOTS_KEPT = 4
 # More of them where snapshots are copied between nodes: two more own ones, and four of a rank of another node.
 COPIES_KEPT = 6
 # Private memory of a forked worker before it holds a model: 70 MB measured (torch 2.13, CPU).
