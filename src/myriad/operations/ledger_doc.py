@@ -40,7 +40,7 @@ _LINES: dict[Cause, Line] = {
     Cause.PIPELINE_BUBBLE: Line(
         "planner: the ideal schedule", _WAITS, "`layout.microbatches` and `layout.pp`", _PLAN
     ),
-    Cause.DATA_WAIT: Line(NOBODY, _STEP_CLOCK, NOBODY),
+    Cause.DATA_WAIT: Line(NOBODY, _STEP_CLOCK, "`data.prefetch`, `data.cache`"),
     Cause.CHECKPOINT_WAIT: Line(
         "planner: bytes over storage speed",
         _STEP_CLOCK,
