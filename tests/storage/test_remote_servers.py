@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from test_remote import S, batches, texts
+from test_remote_data import S, batches, texts
 
 from myriad.cli.main import main
 from myriad.storage.datasets.builder import build
