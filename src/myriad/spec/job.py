@@ -7,6 +7,7 @@ what needs the cluster as well is in :mod:`myriad.spec.admission`. A ``JobSpec``
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
@@ -29,6 +30,8 @@ from myriad.spec.fields import (
 from myriad.spec.units import Seconds
 
 MAX_NODES = 1_000_000  # nodes of one job: a slip of the hand must not make the scheduler count to 10^18
+# Schemes of storage.objects; no user, query or fragment, where credentials could hide.
+_REMOTE = re.compile(r"((s3|gs|az)://[^/@?#\s]+|file://)(/[^@?#\s]*)?")
 MAX_NAME = 200  # characters: a name is a label in tables
 
 # What the agent sets for every worker; a job that set them too would silently lose.
@@ -233,13 +236,24 @@ class OptimizerSpec(Spec):
 
 class CheckpointSpec(Spec):
     """Steps between durable checkpoints, memory snapshots, and those that are copied to another node's memory
-    (``peer_every_steps`` 0: none). ``directory`` None: in the job's folder."""
+    (``peer_every_steps`` 0: none). ``directory`` None: in the job's folder. ``remote``: where in object storage committed
+    checkpoints are copied to behind training, ``s3://bucket/prefix`` of this job alone; None: no copies."""
 
     directory: Path | None = None
+    remote: Text | None = None
     every_steps: Count = 100
     snapshot_every_steps: Count = 1
     peer_every_steps: CountOrZero = 10
     keep: Count = 2
+
+    @model_validator(mode="after")
+    def _check(self) -> CheckpointSpec:
+        if self.remote is not None and not _REMOTE.fullmatch(self.remote):
+            raise SpecError(
+                "remote must be s3://BUCKET/PREFIX; credentials and the endpoint belong into the "
+                "environment of `myriad up` (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_ENDPOINT_URL)"
+            )
+        return self
 
 
 class JobSpec(Spec):

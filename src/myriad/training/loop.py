@@ -97,6 +97,7 @@ def policy(job: JobSpec, job_dir: str) -> Policy:
         snapshot_every_steps=checkpoint.snapshot_every_steps,
         peer_every_steps=checkpoint.peer_every_steps,
         keep=checkpoint.keep,
+        remote=checkpoint.remote,
         last_step=job.optimizer.steps,
         layout=axis_sizes(job.layout),
         meta={MODEL_KEY: job.model.model_dump(mode="json"), SEQUENCE_LENGTH_KEY: job.data.sequence_length},

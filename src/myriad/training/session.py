@@ -77,6 +77,7 @@ from myriad.training.state import (
     loop_state,
     snapshot_entries,
 )
+from myriad.training.uploads import Uploads
 
 CHANNEL_VARIABLE = "MYRIAD_CHANNEL_FD"
 WELCOME_TIMEOUT_S = 60.0  # the agent sends it right after the fork
@@ -109,6 +110,7 @@ class Policy:
     snapshot_every_steps: int = 1
     peer_every_steps: int = 10
     keep: int = 2
+    remote: str | None = None  # where committed checkpoints are copied to: s3://bucket/prefix
     last_step: int | None = None
     layout: Mapping[str, Any] = field(default_factory=dict)
     meta: Mapping[str, Any] = field(default_factory=dict)  # kept in the manifest
@@ -171,6 +173,7 @@ class Session:
         self._group: dist.ProcessGroup | None = None
         self._first = True
         self._last_report: StepReport | None = None
+        self._uploads: Uploads | None = None
 
     def follow(self, policy: Policy) -> None:
         """Save as ``policy`` says from now on."""
@@ -204,6 +207,7 @@ class Session:
         self._group = _checkpoint_group()
         step = self._load(capture, fit) if self.welcome.tier != "none" else 0
         self._mark_restored()
+        self._start_uploads()
         commtime.measure(self._clock if self._channel is not None else None)
         self.phase("restore")
         self._clock.lap()
@@ -243,6 +247,8 @@ class Session:
             self._save_last(last)
             self._wait_for_commit(last)
             self._mark_last()
+            if self._uploads is not None:
+                self._uploads.finish()
         if self._last_report is not None:
             lap, report = self._clock.lap(), self._last_report
             saving_s = report.checkpoint_s + lap.parts_s.get("checkpoint", 0.0)
@@ -342,6 +348,7 @@ class Session:
             generation,
             lambda manifest, saved: state(saved, manifest.world_size),
             process_group=group,
+            remote=self._policy.remote,
         )
         self.position = manifest.position
 
@@ -352,10 +359,24 @@ class Session:
         step, generation = self.welcome.durable_step, self.welcome.durable_generation
         if self.welcome.rank != 0 or step is None or not generation:
             return
+        path = checkpoint_path(self._policy.directory, step, generation)
+        if self._policy.remote is not None and not path.exists():
+            return  # lost, and read from its copy
         try:
-            commit_marker(checkpoint_path(self._policy.directory, step, generation))
+            commit_marker(path)
         except CheckpointError as error:  # a loss for people and tools; the job itself may not need it
             print(error, file=sys.stderr, flush=True)
+
+    def _start_uploads(self) -> None:
+        """Rank 0 keeps the program that copies committed checkpoints to object storage."""
+        policy = self._policy
+        if self._channel is not None and self.welcome.rank == 0 and policy.remote is not None:
+            self._uploads = Uploads(
+                policy.directory,
+                policy.remote,
+                policy.keep,
+                lambda error: self._send(SaveFailed(error=error)),
+            )
 
     def _save_due(self, step: int) -> list[Saved]:
         policy = self._policy
@@ -443,6 +464,8 @@ class Session:
         assert self._channel is not None
         while (received := self._channel.recv_nowait()) is not None:
             self._accept(received[0])
+        if self._uploads is not None:
+            self._uploads.hear()
 
     def _accept(self, message: ToWorker) -> None:
         """A copy is made, or the controller has journaled a checkpoint: the first rank marks it and removes old ones."""
@@ -508,10 +531,13 @@ def start(
     peer_every_steps: int = 10,
     directory: str | os.PathLike[str] | None = None,
     keep: int = 2,
+    remote: str | None = None,
 ) -> Session:
     """The session of this process. ``steps`` is the number of the last step, if it is known.
 
-    ``directory`` of durable checkpoints: by default ``checkpoints`` in the job's folder.
+    ``directory`` of durable checkpoints: by default ``checkpoints`` in the job's folder. ``remote``: where in object
+    storage each is copied to behind training, ``s3://bucket/prefix`` of this job alone; credentials come from AWS_
+    variables.
     """
     number = os.environ.pop(CHANNEL_VARIABLE, None)  # popped: a child of ours must not speak for us
     if number is None:
@@ -519,7 +545,10 @@ def start(
     atexit.register(wait_for_rest)  # before anything the program registers itself, so it runs after that
     session = connect(Channel.from_fd(int(number), ToWorker))
     place = Path(directory) if directory is not None else Path(session.welcome.job_dir) / "checkpoints"
-    session.follow(Policy(place, checkpoint_every_steps, snapshot_every_steps, peer_every_steps, keep, steps))
+    policy = Policy(
+        place, checkpoint_every_steps, snapshot_every_steps, peer_every_steps, keep, remote, steps
+    )
+    session.follow(policy)
     return session
 
 
