@@ -10,6 +10,7 @@ Trade-off: starting it costs 5 ms of the worker and, on the same node, 0.3 s of 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import subprocess
@@ -23,6 +24,7 @@ import msgspec
 from myriad.storage.durable.uploader import END_RETRIES_S, END_WORD, Said
 
 PROGRAM = "myriad.storage.durable.uploader"
+RESTART_S = 5.0  # after it has died
 # At the end, without a word: it reports each file, and gives up by itself before.
 SILENCE_S = 2 * END_RETRIES_S
 
@@ -31,20 +33,27 @@ class Uploads:
     """The running program; ``failed`` is told why a copy failed, or "" once it has been made after all."""
 
     def __init__(self, directory: Path, url: str, keep: int, failed: Callable[[str], None]) -> None:
-        self._failed, self._error, self._rest = failed, "", b""
+        self._failed, self._error = failed, ""
+        self._program = [sys.executable, "-m", PROGRAM, os.path.abspath(directory), url, str(keep)]
+        self._ended_s: float | None = None  # since when it is not there, through no doing of ours
+        self._start()
+
+    def _start(self) -> None:
+        self._rest, self._ended_s = b"", None
         self._process = subprocess.Popen(
-            [sys.executable, "-m", PROGRAM, os.path.abspath(directory), url, str(keep)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            bufsize=0,
+            self._program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
         )
-        assert self._process.stdout is not None
-        self._out = self._process.stdout.fileno()
 
     def hear(self, timeout_s: float = 0.0) -> bool:
-        """Take what it has said; False once it has ended."""
-        while select.select([self._out], [], [], timeout_s)[0]:
-            data = os.read(self._out, 1 << 16)
+        """Take what it has said; False while it is not there. It is started again RESTART_S after its end."""
+        if self._ended_s is not None:
+            if time.monotonic() - self._ended_s < RESTART_S:
+                return False
+            self._start()
+        assert self._process.stdout is not None
+        out = self._process.stdout.fileno()
+        while select.select([out], [], [], timeout_s)[0]:
+            data = os.read(out, 1 << 16)
             if not data:
                 self._gone()
                 return False
@@ -56,18 +65,15 @@ class Uploads:
 
     def finish(self) -> None:
         """Wait until the newest committed checkpoint has its copy, or the program has given up; it has ended then."""
+        if self._ended_s is not None:
+            self._start()
         assert self._process.stdin is not None
-        try:
+        with contextlib.suppress(BrokenPipeError):  # it has died; the end of its output says so
             self._process.stdin.write(f"{END_WORD}\n".encode())
-        except BrokenPipeError:
-            pass  # it has died; the end of its output says so
         deadline = time.monotonic() + SILENCE_S
         while self.hear(1.0):
             if time.monotonic() > deadline:
                 self._process.kill()
-        self._process.stdin.close()
-        assert self._process.stdout is not None
-        self._process.stdout.close()
 
     def _heard(self, said: Said) -> None:
         if said.error:
@@ -81,8 +87,12 @@ class Uploads:
                 self._failed("")
 
     def _gone(self) -> None:
-        """It ends when it is told to, and otherwise only by a fault of its own; the next generation starts another."""
+        """It ends when it is told to, and otherwise only by a fault of its own or of the machine."""
         code = self._process.wait()
+        self._ended_s = time.monotonic()
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            pipe.close()
         if code != 0:
             self._failed(
                 self._error or f"copying checkpoints to object storage has ended with exit code {code}"
