@@ -1,22 +1,24 @@
 """S3 servers of a test: ``moto`` for what a server says (rights, conditions), ``rclone serve s3`` for volume.
 
-    @pytest.fixture
-    def s3(tmp_path, monkeypatch): ...      # import it: ``from objects import moto, s3``
+    from objects import Server, moto, moto_server, s3
 
 ``s3`` is an rclone server on a folder of the test, one at a time (start 0.2 s); its bucket "bucket" is the folder
-``s3.folder``, so a test can damage an object by writing its file. ``moto`` starts in 1 s and is in memory. Both set the
+``s3.folder``, so a test can damage an object by writing its file. ``moto`` is in memory and starts once a
+module, in 1 s. Both set the
 AWS_ variables of this process, so that programs started by the test inherit them, and are gone at the end.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import socket
 import subprocess
 import sys
 import sysconfig
 import time
+import urllib.request
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -106,29 +108,45 @@ def s3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     )
     server = Server((_program("rclone"), "serve", "s3", *flags, str(root)), port, root)
     server.env = {"RCLONE_CONFIG": os.devnull}
-    yield from _running(server, monkeypatch)
+    _set_environment(server, monkeypatch)
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def moto_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """moto's server, for all tests of a module."""
+    port = free_port()
+    program = (_program("moto_server"), "-H", "127.0.0.1", "-p", str(port))
+    server = Server(program, port, tmp_path_factory.mktemp("moto") / "none")
+    server.start()
+    yield server
+    server.stop()
 
 
 @pytest.fixture
-def moto(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    """moto's server, in memory, with the bucket; the environment names it. It grants everything until told otherwise."""
-    port = free_port()
-    server = Server((_program("moto_server"), "-H", "127.0.0.1", "-p", str(port)), port, tmp_path / "moto")
-    yield from _running(server, monkeypatch)
+def moto(moto_server: Server, monkeypatch: pytest.MonkeyPatch) -> Server:
+    """moto's server with an empty bucket; the environment names it. It grants everything until told otherwise."""
+    _set_environment(moto_server, monkeypatch)
+    _tell_moto(moto_server, "reset-auth", b"inf")
+    _tell_moto(moto_server, "reset", b"")
+    create_bucket(moto_server, BUCKET)
+    return moto_server
 
 
-def _running(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+def _tell_moto(server: Server, what: str, content: bytes) -> None:
+    kind = {"Content-Type": "text/plain"}
+    request = urllib.request.Request(f"{server.endpoint}/moto-api/{what}", content, kind, method="POST")
+    with urllib.request.urlopen(request, timeout=START_DEADLINE_S):
+        pass
+
+
+def _set_environment(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
     for name, value in environment(server).items():
         monkeypatch.setenv(name, value)
-    server.start()
-    try:
-        if not server.folder.exists():
-            create_bucket(server, BUCKET)
-        yield server
-    finally:
-        server.stop()
 
 
 def create_bucket(server: Server, name: str) -> None:
@@ -144,9 +162,6 @@ def create_bucket(server: Server, name: str) -> None:
 
 def restricted(server: Server, allowed: Sequence[str]) -> dict[str, str]:
     """From now on moto asks for rights; the environment of a user who has only the ``allowed`` actions of S3."""
-    import json
-    import urllib.request
-
     import boto3
 
     keys = {"aws_access_key_id": ACCESS_KEY, "aws_secret_access_key": SECRET_KEY}
@@ -161,9 +176,5 @@ def restricted(server: Server, allowed: Sequence[str]) -> dict[str, str]:
         key = iam.create_access_key(UserName="user")["AccessKey"]
     finally:
         iam.close()
-    request = urllib.request.Request(
-        f"{server.endpoint}/moto-api/reset-auth", b"0", {"Content-Type": "text/plain"}, method="POST"
-    )
-    with urllib.request.urlopen(request, timeout=START_DEADLINE_S):
-        pass
+    _tell_moto(server, "reset-auth", b"0")
     return environment(server, key["AccessKeyId"], key["SecretAccessKey"])

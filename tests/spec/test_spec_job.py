@@ -59,6 +59,12 @@ def test_a_model_job_is_read_as_meant() -> None:
     assert job.checkpoint.directory is None
 
 
+NO_REMOTE = (
+    "checkpoint: remote must be s3://BUCKET/PREFIX; credentials and the endpoint belong into the "
+    "environment of `myriad up` (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_ENDPOINT_URL)"
+)
+
+
 @pytest.mark.parametrize("text", [COMMAND, MODEL])
 def test_a_job_survives_json(text: str) -> None:
     job = job_from_yaml(text, "job.yaml")
@@ -115,6 +121,14 @@ def test_a_layout_says_itself() -> None:
         (
             "checkpoint: {every-steps: 3}",
             'unknown key "every-steps" in checkpoint; did you mean "every_steps"?',
+        ),
+        (
+            "checkpoint: {remote: 's3://key:word@bucket/run'}",
+            NO_REMOTE,
+        ),
+        (
+            "checkpoint: {remote: /data/runs}",
+            NO_REMOTE,
         ),
         ("checkpoint: {keep: 0}", "checkpoint.keep is 0, but it must be at least 1"),
         ("checkpoint: 5", "checkpoint is 5, but it must be a mapping of keys to values"),

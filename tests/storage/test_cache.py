@@ -137,6 +137,7 @@ def test_files_of_others_are_never_touched(tmp_path: Path) -> None:
     cache = cache_in(tmp_path, 2)
     foreign = [tmp_path / "data.bin", tmp_path / ("0" * 32 + "-0000000000")]
     foreign += [cache.folder / "notes.txt", cache.folder / "data.bin.tmp", cache.folder / ("0" * 32 + "-1")]
+    foreign.append(cache.folder / ("2" * 32 + "-0000000002"))  # named as a block is, and none
     (cache.folder / "folder").mkdir()
     linked = tmp_path / "only-copy"
     linked.write_bytes(b"precious")
@@ -144,7 +145,7 @@ def test_files_of_others_are_never_touched(tmp_path: Path) -> None:
     for file in foreign:
         file.write_bytes(b"precious")
     filled(cache, blocks=9)
-    assert [file.read_bytes() for file in [*foreign, linked]] == [b"precious"] * 6
+    assert [file.read_bytes() for file in [*foreign, linked]] == [b"precious"] * 7
     assert (cache.folder / "folder").is_dir()
 
 

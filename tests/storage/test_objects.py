@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from myriad.storage.objects import CHUNK_BYTES, ObjectError, ObjectMissing, check_url, is_url, open_store
-from objects import BUCKET, SECRET_KEY, Server, free_port, moto, restricted, s3
+from objects import BUCKET, SECRET_KEY, Server, free_port, moto, moto_server, restricted, s3
 
-__all__ = ["moto", "s3"]
+__all__ = ["moto", "moto_server", "s3"]
 
 URL = f"s3://{BUCKET}/run/one"
 

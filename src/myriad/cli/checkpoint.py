@@ -11,12 +11,15 @@ import typer
 from myriad.cli.options import Json
 
 if TYPE_CHECKING:
+    from myriad.cli.places import Place
     from myriad.storage.durable.manifest import Checkpoint, Manifest
 
 Directory = Annotated[
-    Path,
+    str,
     typer.Argument(
-        metavar="DIR", help="A checkpoint directory: checkpoint.directory of the job.", show_default=False
+        metavar="DIR",
+        help="A checkpoint directory, or s3://bucket/prefix: checkpoint.directory or checkpoint.remote of the job.",
+        show_default=False,
     ),
 ]
 
@@ -45,9 +48,11 @@ Folder = Annotated[
     ),
 ]
 Into = Annotated[
-    Path,
+    str,
     typer.Argument(
-        metavar="DIR", help="The checkpoint directory to write step-0.gen-0 into.", show_default=False
+        metavar="DIR",
+        help="The checkpoint directory, or s3://bucket/prefix, to write step-0.gen-0 into.",
+        show_default=False,
     ),
 ]
 AtStep = Annotated[
@@ -82,7 +87,8 @@ def ls(directory: Directory, json: Json = False) -> None:
     """
     from myriad.cli.output import document, table
 
-    rows = [_described(each) for each in _found(directory)]
+    at = _place(directory)
+    rows = [_described(at, each) for each in _found(at)]
     if json:
         document(rows)
         return
@@ -95,19 +101,24 @@ def verify(directory: Directory, json: Json = False) -> None:
 
     About 1 s a GB. Exits with 1 when a checkpoint that bears the mark of a commit is damaged.
     """
-    from myriad.cli.errors import Exit
+    from myriad.cli.errors import CommandError, Exit
     from myriad.cli.output import document, say
-    from myriad.storage.durable.manifest import MARKER_NAME, damage
+    from myriad.storage.durable.manifest import CheckpointError
 
-    found = [(each, damage(each.path)) for each in _found(directory)]
+    at = _place(directory)
+    try:
+        found = [(each, at.damage(each)) for each in _found(at)]
+        failed = any(damages and at.has_marker(each) for each, damages in found)
+    except CheckpointError as error:
+        raise CommandError(str(error)) from None
     if json:
-        document([{**_described(each), "damage": list(damages)} for each, damages in found])
+        document([{**_described(at, each), "damage": list(damages)} for each, damages in found])
     else:
         for each, damages in found:
             state = "committed" if each.committed else "not committed"
             say(f"{each.path.name} ({state}): {'; '.join(damages) or 'as written'}")
     # The marker names its manifest, so a damaged manifest makes a checkpoint look uncommitted.
-    if any(damages and (each.path / MARKER_NAME).exists() for each, damages in found):
+    if failed:
         raise typer.Exit(Exit.FAILED)
 
 
@@ -120,17 +131,18 @@ def prune(directory: Directory, keep: Keep, dry_run: DryRun = False, json: Json 
     from myriad.cli.errors import CommandError
     from myriad.cli.output import document, say
     from myriad.spec.units import format_bytes
-    from myriad.storage.durable import manifest
+    from myriad.storage.durable.manifest import CheckpointError
 
-    _found(directory)
+    at = _place(directory)
+    _found(at)
     try:
-        sizes = {each.path: manifest.stored_bytes(each.path) for each in manifest.prunable(directory, keep)}
-        gone = manifest.prunable(directory, keep) if dry_run else manifest.prune(directory, keep)
-    except manifest.CheckpointError as error:
+        sizes = {each.path: at.stored_bytes(each) for each in at.prunable(keep)}
+        gone = at.prunable(keep) if dry_run else at.prune(keep)
+    except CheckpointError as error:
         raise CommandError(str(error)) from None
     freed = sum(sizes.get(each.path, 0) for each in gone)
     if json:
-        paths = [str(each.path) for each in gone]
+        paths = [at.shown(each) for each in gone]
         document({"removed": paths, "freed_bytes": freed, "dry_run": dry_run})
         return
     for each in gone:
@@ -152,13 +164,15 @@ def export(
     from myriad.storage.durable.manifest import CheckpointError
 
     huggingface = _huggingface()
-    checkpoint = _committed(directory, step)
+    at = _place(directory)
+    checkpoint = _committed(at, step)
     try:
-        size = huggingface.export_folder(checkpoint, out, None if dtype is None else dtype.value)
+        with at.local(checkpoint) as found:
+            size = huggingface.export_folder(found, out, None if dtype is None else dtype.value)
     except CheckpointError as error:
         raise CommandError(str(error)) from None
     if json:
-        document({"checkpoint": str(checkpoint.path), "folder": str(out), "bytes": size})
+        document({"checkpoint": at.shown(checkpoint), "folder": str(out), "bytes": size})
     else:
         say(f"{out}: the model of {checkpoint.path.name}, {format_bytes(size)}")
 
@@ -174,15 +188,17 @@ def import_(folder: Folder, directory: Into, json: Json = False) -> None:
     from myriad.storage.durable.manifest import CheckpointError, stored_bytes
 
     huggingface = _huggingface()
+    at = _place(directory)
     try:
-        path = huggingface.import_folder(folder, directory)
-        size = stored_bytes(path)
+        with at.receiving() as into:
+            path = huggingface.import_folder(folder, into)
+            size = stored_bytes(path)
     except CheckpointError as error:
         raise CommandError(str(error)) from None
     if json:
-        document({"folder": str(folder), "checkpoint": str(path), "bytes": size})
+        document({"folder": str(folder), "checkpoint": f"{at.where}/{path.name}", "bytes": size})
     else:
-        say(f"{path}: the model of {folder}, {format_bytes(size)}")
+        say(f"{at.where}/{path.name}: the model of {folder}, {format_bytes(size)}")
 
 
 def _huggingface() -> Any:
@@ -198,41 +214,52 @@ def _huggingface() -> Any:
     return huggingface
 
 
-def _committed(directory: Path, step: int | None) -> Checkpoint:
+def _committed(at: Place, step: int | None) -> Checkpoint:
     """The newest committed checkpoint, of that step if one is named."""
     from myriad.cli.errors import CommandError, Exit
 
-    committed = [each for each in _found(directory) if each.committed]
+    committed = [each for each in _found(at) if each.committed]
     of_step = [each for each in committed if step is None or each.step == step]
     if not of_step:
         there = ", ".join(str(each.step) for each in committed) or "none"
         what = "checkpoint" if step is None else f"checkpoint of step {step}"
-        raise CommandError(f"{directory} has no committed {what}; committed steps: {there}", Exit.NOT_FOUND)
+        raise CommandError(f"{at.where} has no committed {what}; committed steps: {there}", Exit.NOT_FOUND)
     return of_step[0]
 
 
-def _found(directory: Path) -> tuple[Checkpoint, ...]:
-    """The checkpoints there; CommandError where there are none, or none can be listed."""
-    from myriad.cli.errors import CommandError, Exit
-    from myriad.storage.durable.manifest import CheckpointError, list_checkpoints
+def _place(directory: str) -> Place:
+    from myriad.cli.errors import CommandError
+    from myriad.cli.places import place
+    from myriad.storage.durable.manifest import CheckpointError
 
     try:
-        found = list_checkpoints(directory)
-        if not found and not directory.exists():
-            raise CommandError(f"there is no directory {directory}", Exit.NOT_FOUND)
+        return place(directory)
+    except CheckpointError as error:
+        raise CommandError(str(error)) from None
+
+
+def _found(at: Place) -> tuple[Checkpoint, ...]:
+    """The checkpoints there; CommandError where there are none, or none can be listed."""
+    from myriad.cli.errors import CommandError, Exit
+    from myriad.storage.durable.manifest import CheckpointError
+
+    try:
+        found = at.checkpoints()
+        if not found and not at.exists():
+            raise CommandError(f"there is no directory {at.where}", Exit.NOT_FOUND)
     except CheckpointError as error:
         raise CommandError(str(error)) from None
     if not found:
         raise CommandError(
-            f"{directory} has no checkpoints; give the directory in which step-N.gen-G lie", Exit.NOT_FOUND
+            f"{at.where} has no checkpoints; give the directory in which step-N.gen-G lie", Exit.NOT_FOUND
         )
     return found
 
 
-def _described(checkpoint: Checkpoint) -> dict[str, Any]:
-    manifest = _manifest(checkpoint)
+def _described(at: Place, checkpoint: Checkpoint) -> dict[str, Any]:
+    manifest = _manifest(at, checkpoint)
     return {
-        "path": str(checkpoint.path),
+        "path": at.shown(checkpoint),
         "step": checkpoint.step,
         "generation": checkpoint.generation,
         "committed": checkpoint.committed,
@@ -245,12 +272,12 @@ def _described(checkpoint: Checkpoint) -> dict[str, Any]:
     }
 
 
-def _manifest(checkpoint: Checkpoint) -> Manifest | None:
+def _manifest(at: Place, checkpoint: Checkpoint) -> Manifest | None:
     """None for one that is still being written, or damaged."""
-    from myriad.storage.durable.manifest import CheckpointError, read_manifest
+    from myriad.storage.durable.manifest import CheckpointError
 
     try:
-        return read_manifest(checkpoint.path)
+        return at.manifest(checkpoint)
     except CheckpointError:
         return None
 

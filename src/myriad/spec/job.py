@@ -7,6 +7,7 @@ what needs the cluster as well is in :mod:`myriad.spec.admission`. A ``JobSpec``
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
@@ -32,6 +33,8 @@ from myriad.spec.fields import (
 from myriad.spec.units import Bytes, Seconds
 
 MAX_NODES = 1_000_000  # nodes of one job: a slip of the hand must not make the scheduler count to 10^18
+# Schemes of storage.objects; no user, query or fragment, where credentials could hide.
+_REMOTE = re.compile(r"((s3|gs|az)://[^/@?#\s]+|file://)(/[^@?#\s]*)?")
 MAX_NAME = 200  # characters: a name is a label in tables
 MIN_CACHE_BYTES = 64 << 20  # a few blocks of 8 MiB
 REMOTE_SCHEMES = ("s3", "gs", "az", "file")  # what myriad.storage.objects opens
@@ -239,6 +242,11 @@ class DataSpec(Spec):
                     f"{quoted(path)} has a scheme that is not known; give a path, or a URL that begins with "
                     f"{one_of(f'{scheme}://' for scheme in REMOTE_SCHEMES)}"
                 )
+            if not _REMOTE.fullmatch(path):  # it is not repeated: it may hold a secret
+                raise SpecError(
+                    "a data set's URL must be s3://BUCKET/PREFIX; credentials and the endpoint belong into the "
+                    "environment of `myriad up` (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_ENDPOINT_URL)"
+                )
         if self.packing != "none" and (self.remote or self.batches_ahead):
             raise SpecError(
                 "data.packing is read from file systems and in the step only: give paths instead of URLs, and leave "
@@ -282,13 +290,24 @@ class OptimizerSpec(Spec):
 class CheckpointSpec(Spec):
     """Steps between durable checkpoints, memory snapshots, and those that are copied to another node's memory
     (``peer_every_steps`` 0: none). ``auto``: from what a save costs and how often things fail, and it moves with
-    them. ``directory`` None: in the job's folder."""
+    them. ``directory`` None: in the job's folder. ``remote``: where in object storage committed checkpoints are copied to
+    behind training, ``s3://bucket/prefix`` of this job alone; None: no copies."""
 
     directory: Path | None = None
+    remote: Text | None = None
     every_steps: CountOrAuto = AUTO
     snapshot_every_steps: CountOrAuto = AUTO
     peer_every_steps: CountOrZeroOrAuto = AUTO
     keep: Count = 2
+
+    @model_validator(mode="after")
+    def _check(self) -> CheckpointSpec:
+        if self.remote is not None and not _REMOTE.fullmatch(self.remote):
+            raise SpecError(
+                "remote must be s3://BUCKET/PREFIX; credentials and the endpoint belong into the "
+                "environment of `myriad up` (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_ENDPOINT_URL)"
+            )
+        return self
 
 
 class JobSpec(Spec):

@@ -43,6 +43,7 @@ class Policy:
     keep: int = 2
     last_step: int | None = None
     fixed: Mapping[str, int] = field(default_factory=dict)  # of Intervals, what the program itself has set
+    remote: str | None = None  # where committed checkpoints are copied to: s3://bucket/prefix
     layout: Mapping[str, Any] = field(default_factory=dict)
     meta: Mapping[str, Any] = field(default_factory=dict)  # kept in the manifest
 
@@ -140,8 +141,11 @@ class Durable:
         step, generation = self._welcome.durable_step, self._welcome.durable_generation
         if self._welcome.rank != 0 or step is None or not generation:
             return
+        path = checkpoint_path(self._policy.directory, step, generation)
+        if self._policy.remote is not None and not path.exists():
+            return  # lost, and read from its copy
         try:
-            commit_marker(checkpoint_path(self._policy.directory, step, generation))
+            commit_marker(path)
         except CheckpointError as error:  # a loss for people and tools; the job itself may not need it
             print(error, file=sys.stderr, flush=True)
 

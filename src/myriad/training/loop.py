@@ -93,6 +93,7 @@ def policy(job: JobSpec, job_dir: str) -> Policy:
     return Policy(
         directory=Path(checkpoint.directory) if checkpoint.directory else Path(job_dir) / "checkpoints",
         keep=checkpoint.keep,
+        remote=checkpoint.remote,
         last_step=job.optimizer.steps,
         layout=axis_sizes(job.layout),
         meta={MODEL_KEY: job.model.model_dump(mode="json"), SEQUENCE_LENGTH_KEY: job.data.sequence_length},

@@ -57,6 +57,7 @@ from myriad.spec.messages import (
     Intervals,
     Phase,
     PhaseDone,
+    SaveFailed,
     ShardsSaved,
     SnapshotTaken,
     StepDone,
@@ -80,6 +81,7 @@ from myriad.training.state import (
     loop_state,
     snapshot_entries,
 )
+from myriad.training.uploads import Uploads
 
 CHANNEL_VARIABLE = "MYRIAD_CHANNEL_FD"
 WELCOME_TIMEOUT_S = 60.0  # the agent sends it right after the fork
@@ -155,6 +157,7 @@ class Session:
         self._group: dist.ProcessGroup | None = None
         self._first = True
         self._last_report: StepReport | None = None
+        self._uploads: Uploads | None = None
 
     def follow(self, policy: Policy) -> None:
         """Save as ``policy`` says from now on."""
@@ -200,6 +203,7 @@ class Session:
         self._group = _checkpoint_group()
         step = self._load(capture, fit) if self.welcome.tier != "none" else 0
         self._durable.mark_restored()
+        self._start_uploads()
         commtime.measure(self._clock if self._channel is not None else None)
         self.phase("restore")
         self._clock.lap()
@@ -243,6 +247,8 @@ class Session:
             self._durable.save_last(last, lambda: self._save_now(last), self._is_everyone)
             self._wait_for_commit(last)
             self._tell(self._durable.mark_last())
+            if self._uploads is not None:
+                self._uploads.finish()
         if self._last_report is not None:
             lap, report = self._clock.lap(), self._last_report
             saving_s = report.checkpoint_s + lap.parts_s.get("checkpoint", 0.0)
@@ -327,8 +333,20 @@ class Session:
             generation,
             lambda manifest, saved: state(saved, manifest.world_size),
             process_group=group,
+            remote=self._policy.remote,
         )
         self.position = manifest.position
+
+    def _start_uploads(self) -> None:
+        """Rank 0 keeps the program that copies committed checkpoints to object storage."""
+        policy = self._policy
+        if self._channel is not None and self.welcome.rank == 0 and policy.remote is not None:
+            self._uploads = Uploads(
+                policy.directory,
+                policy.remote,
+                policy.keep,
+                lambda error: self._send(SaveFailed(error=error)),
+            )
 
     def _save_due(self, step: int) -> list[Saved]:
         due = self._cadence.due(step)
@@ -404,6 +422,8 @@ class Session:
         assert self._channel is not None
         while (received := self._channel.recv_nowait()) is not None:
             self._accept(received[0])
+        if self._uploads is not None:
+            self._uploads.hear()
 
     def _accept(self, message: ToWorker) -> None:
         """A copy is made, memory is free again, or the controller has journaled a checkpoint."""
@@ -453,11 +473,13 @@ def start(
     peer_every_steps: int | None = None,
     directory: str | os.PathLike[str] | None = None,
     keep: int = 2,
+    remote: str | None = None,
 ) -> Session:
     """The session of this process. ``steps`` is the number of the last step, if it is known.
 
     How often to save is what the job says under ``checkpoint``, unless it is said here. ``directory`` of durable
-    checkpoints: by default ``checkpoints`` in the job's folder.
+    checkpoints: by default ``checkpoints`` in the job's folder. ``remote``: where in object storage each is copied to
+    behind training, ``s3://bucket/prefix`` of this job alone; credentials come from AWS_ variables.
     """
     number = os.environ.pop(CHANNEL_VARIABLE, None)  # popped: a child of ours must not speak for us
     if number is None:
@@ -471,7 +493,7 @@ def start(
         "durable": checkpoint_every_steps,
     }
     fixed = {tier: steps for tier, steps in said.items() if steps is not None}
-    session.follow(Policy(place, keep, steps, fixed))
+    session.follow(Policy(place, keep, steps, fixed, remote))
     return session
 
 

@@ -181,10 +181,16 @@ class BlockCache:
         for _, name, size in blocks:
             if used <= goal:
                 break
-            os.unlink(self.folder / name)
-            self._touched.pop(name, None)
+            if self._is_block(name):
+                os.unlink(self.folder / name)
+                self._touched.pop(name, None)
             used -= size
         return used
+
+    def _is_block(self, name: str) -> bool:
+        """Whether a file with the name of a block is one: anything else is somebody's."""
+        with (self.folder / name).open("rb") as file:
+            return file.read(len(_MAGIC)) == _MAGIC
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from myriad.storage.durable.manifest import (
     read_manifest,
     storage_error,
 )
-from myriad.storage.durable.reading import CheckedReader, TensorPlanner
+from myriad.storage.durable.reading import CheckedReader, Fallback, TensorPlanner
 from myriad.storage.durable.writing import CheckpointWriter, local_bytes
 
 Choose = Callable[[Manifest, Collection[str]], Mapping[str, torch.Tensor]]
@@ -63,6 +63,7 @@ def load(
     tensors: Mapping[str, torch.Tensor] | Choose,
     verify: bool = True,
     process_group: dist.ProcessGroup | None = None,
+    remote: str | None = None,
 ) -> Manifest:
     """Fill ``tensors`` (plain or DTensor, any layout) in place from a checkpoint.
 
@@ -71,14 +72,21 @@ def load(
     Reads only the files that hold a piece of the local shards, each checked against the manifest before
     use. Raises CheckpointCorrupt naming the file, or CheckpointError when the checkpoint is missing or
     belongs to another model; the tensors may then be partly overwritten. No commit marker is needed: the
-    caller knows from the journal that the checkpoint is committed.
+    caller knows from the journal that the checkpoint is committed. What is missing or damaged there is
+    read from its copy below the URL ``remote``, if there is one, verified in the same way.
     """
     path = checkpoint_path(directory, step, generation)
-    manifest = read_manifest(path)
+    fallback = Fallback(remote, path.name) if remote is not None and verify else None
+    try:
+        manifest = read_manifest(path)
+    except CheckpointError as error:
+        if fallback is None:
+            raise
+        manifest = fallback.manifest(error)
     if (manifest.step, manifest.generation) != (step, generation):
         raise CheckpointCorrupt(f"{path} holds step {manifest.step} of generation {manifest.generation}")
     with _sentences(directory, "read"):
-        reader = CheckedReader(path, manifest if verify else None, process_group)
+        reader = CheckedReader(path, manifest if verify else None, process_group, fallback)
         saved = reader.metadata.state_dict_metadata
         if not isinstance(tensors, Mapping):
             tensors = tensors(manifest, saved.keys())

@@ -18,6 +18,7 @@ import hashlib
 import io
 import os
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from myriad.spec.messages import FileSum
 FORMAT = 1
 MANIFEST_NAME = "manifest.json"
 MARKER_NAME = "COMMITTED"
+COPYING_NAME = ".copying"  # in the checkpoint directory: the name of the one checkpoint that is being copied
 # Of a manifest's meta, in checkpoints of ``model:`` jobs: what one must know to use the weights elsewhere.
 MODEL_KEY, SEQUENCE_LENGTH_KEY = "model", "sequence_length"
 CHECKSUM_CHUNK_BYTES = 1 << 20
@@ -97,7 +99,19 @@ def read_manifest(path: Path) -> Manifest:
     """The manifest of the checkpoint directory ``path``. Raises CheckpointError or CheckpointCorrupt."""
     file = path / MANIFEST_NAME
     try:
-        envelope = msgspec.json.decode(file.read_bytes(), type=_Envelope)
+        return decode_manifest(file.read_bytes(), str(file))
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"there is no finished checkpoint at {path}: {MANIFEST_NAME} is missing; resume from another one"
+        ) from None
+    except OSError as error:
+        raise storage_error(path, error, "read") from error
+
+
+def decode_manifest(content: bytes, file: str) -> Manifest:
+    """The manifest in the bytes of ``file``. Raises CheckpointError or CheckpointCorrupt."""
+    try:
+        envelope = msgspec.json.decode(content, type=_Envelope)
         if hashlib.sha256(envelope.manifest).hexdigest() != envelope.sha256:
             raise CheckpointCorrupt(f"{file} fails its own checksum; resume from another checkpoint")
         format_ = msgspec.json.decode(envelope.manifest, type=_Format).format
@@ -107,14 +121,13 @@ def read_manifest(path: Path) -> Manifest:
                 "use the version of myriad that wrote it, or a newer one"
             )
         return msgspec.json.decode(envelope.manifest, type=Manifest)
-    except FileNotFoundError:
-        raise CheckpointError(
-            f"there is no finished checkpoint at {path}: {MANIFEST_NAME} is missing; resume from another one"
-        ) from None
-    except OSError as error:
-        raise storage_error(path, error, "read") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CheckpointCorrupt(f"{file} is no manifest ({error}); resume from another checkpoint") from None
+
+
+def marker_of(manifest: bytes) -> bytes:
+    """What the marker beside a manifest of these bytes holds."""
+    return hashlib.sha256(manifest).hexdigest().encode() + b"\n"
 
 
 def commit_marker(path: Path) -> None:
@@ -123,13 +136,15 @@ def commit_marker(path: Path) -> None:
     May be repeated. Raises CheckpointError when the manifest is missing or the storage refuses.
     """
     read_manifest(path)
-    _write_synced(path / MARKER_NAME, _sha256(path / MANIFEST_NAME) + b"\n")
+    _write_synced(path / MARKER_NAME, marker_of((path / MANIFEST_NAME).read_bytes()))
 
 
 def is_committed(path: Path) -> bool:
     """Whether the marker is there and names this very manifest. Raises CheckpointError if unreadable."""
     try:
-        return (path / MARKER_NAME).read_bytes().strip() == _sha256(path / MANIFEST_NAME)
+        return (path / MARKER_NAME).read_bytes().strip() == marker_of(
+            (path / MANIFEST_NAME).read_bytes()
+        ).strip()
     except (FileNotFoundError, NotADirectoryError):
         return False
     except OSError as error:
@@ -149,16 +164,31 @@ def list_checkpoints(directory: str | os.PathLike[str]) -> tuple[Checkpoint, ...
         raise storage_error(directory, error, "list") from error
     found = []
     for name in names:
-        if (match := _NAME.fullmatch(name)) is not None:
+        if (parsed := step_and_generation(name)) is not None:
             path = Path(directory) / name
-            found.append(Checkpoint(path, int(match[1]), int(match[2]), is_committed(path)))
+            found.append(Checkpoint(path, *parsed, is_committed(path)))
+    return newest_first(found)
+
+
+def step_and_generation(name: str) -> tuple[int, int] | None:
+    """What a checkpoint's name says; None for any other name."""
+    match = _NAME.fullmatch(name)
+    return None if match is None else (int(match[1]), int(match[2]))
+
+
+def newest_first(found: Iterable[Checkpoint]) -> tuple[Checkpoint, ...]:
     return tuple(sorted(found, key=lambda each: (each.generation, each.step), reverse=True))
 
 
 def prunable(directory: str | os.PathLike[str], keep: int) -> tuple[Checkpoint, ...]:
     """What :func:`prune` would remove now, newest first."""
+    copying = under_copy(directory)
+    return tuple(each for each in superfluous(list_checkpoints(directory), keep) if each.path.name != copying)
+
+
+def superfluous(checkpoints: tuple[Checkpoint, ...], keep: int) -> tuple[Checkpoint, ...]:
+    """Of ``checkpoints``, newest first, those that are not worth their room."""
     assert keep >= 1, keep
-    checkpoints = list_checkpoints(directory)
     committed = [each for each in checkpoints if each.committed]
     if not committed:
         return ()
@@ -170,12 +200,35 @@ def prune(directory: str | os.PathLike[str], keep: int) -> tuple[Checkpoint, ...
     """Remove all but the ``keep`` newest committed checkpoints, and return what was removed.
 
     Uncommitted ones older than the newest committed one go too: their writers are fenced or have moved
-    on. Newer ones stay, since somebody may be writing them, and so does everything while none is committed.
+    on. Newer ones stay, since somebody may be writing them, and so does everything while none is committed; so
+    does the one that is being copied to object storage, one at a time.
     """
     removed = prunable(directory, keep)
     for each in reversed(removed):  # oldest first: what an interruption leaves is the newer part
         _remove(each.path)
     return removed
+
+
+def set_under_copy(directory: str | os.PathLike[str], name: str | None) -> None:
+    """From now on :func:`prune` spares the checkpoint ``name``, or none. Raises CheckpointError."""
+    file = Path(directory) / COPYING_NAME
+    if name is not None:
+        _write_synced(file, name.encode())
+        return
+    try:
+        file.unlink(missing_ok=True)
+    except OSError as error:
+        raise storage_error(directory, error, "write") from error
+
+
+def under_copy(directory: str | os.PathLike[str]) -> str | None:
+    """The name of the checkpoint that is being copied. Raises CheckpointError."""
+    try:
+        return (Path(directory) / COPYING_NAME).read_text(errors="replace")
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise storage_error(directory, error, "read") from error
 
 
 def stored_bytes(path: Path) -> int:
@@ -266,10 +319,6 @@ def _write_synced(path: Path, data: bytes) -> None:
     except OSError as error:
         temporary.unlink(missing_ok=True) if error.errno != errno.EROFS else None
         raise storage_error(path.parent, error, "write") from error
-
-
-def _sha256(path: Path) -> bytes:
-    return hashlib.sha256(path.read_bytes()).hexdigest().encode()
 
 
 def _remove(path: Path) -> None:

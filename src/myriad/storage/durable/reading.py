@@ -18,12 +18,13 @@ from __future__ import annotations
 
 import contextlib
 import io
+import logging
 import os
 import pickle
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -31,6 +32,7 @@ from torch.distributed.checkpoint import filesystem, metadata
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 
+from myriad.spec.messages import FileSum
 from myriad.storage.durable.manifest import (
     CheckpointCorrupt,
     CheckpointError,
@@ -38,8 +40,11 @@ from myriad.storage.durable.manifest import (
     read_summed,
     storage_error,
 )
+from myriad.storage.durable.remote import Remote
 
 METADATA_NAME = ".metadata"
+Read = TypeVar("Read")
+log = logging.getLogger(__name__)
 
 
 class CheckedReader(filesystem.FileSystemReader):
@@ -48,10 +53,16 @@ class CheckedReader(filesystem.FileSystemReader):
     ``metadata`` is read here at once: DCP's own call would hide what is wrong with it.
     """
 
-    def __init__(self, path: Path, manifest: Manifest | None, group: dist.ProcessGroup | None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        manifest: Manifest | None,
+        group: dist.ProcessGroup | None,
+        fallback: Fallback | None = None,
+    ) -> None:
         super().__init__(path)
         self._directory, self._group = path, group
-        self.fs: _CheckedFiles = _CheckedFiles(manifest)
+        self.fs: _CheckedFiles = _CheckedFiles(manifest, fallback)
         if group is not None:
             self._share(METADATA_NAME, list(range(dist.get_world_size(group))), group)
         self.metadata = self._read_metadata(path / METADATA_NAME)
@@ -93,11 +104,35 @@ class CheckedReader(filesystem.FileSystemReader):
         self.fs.held = (name, passed_on(lambda: self.fs.checked(self._directory / name), ranks, group))
 
 
+class Fallback:
+    """The copy of one checkpoint in object storage, asked for what the directory does not give.
+
+    Both methods log what is read from where, and raise ``error``, what was wrong with the directory,
+    with what is wrong with the copy added to it.
+    """
+
+    def __init__(self, url: str, name: str) -> None:
+        self._url, self._name = url, name
+
+    def manifest(self, error: CheckpointError) -> Manifest:
+        return self._instead(error, lambda remote: remote.read_manifest(self._name))
+
+    def file(self, want: FileSum, error: CheckpointError) -> io.BytesIO:
+        return io.BytesIO(self._instead(error, lambda remote: remote.read_file(self._name, want)))
+
+    def _instead(self, error: CheckpointError, read: Callable[[Remote], Read]) -> Read:
+        log.warning("%s; reading it from %s/%s", error, self._url, self._name)
+        try:
+            return read(Remote(self._url))
+        except CheckpointError as also:
+            raise type(error)(f"{error}; nor from its copy: {also}") from None
+
+
 class _CheckedFiles(filesystem.FileSystem):
     """Hands out a file as its bytes in memory, after they were found to be those of the manifest."""
 
-    def __init__(self, manifest: Manifest | None) -> None:
-        self._manifest = manifest
+    def __init__(self, manifest: Manifest | None, fallback: Fallback | None) -> None:
+        self._manifest, self._fallback = manifest, fallback
         self.held: tuple[str, io.BytesIO] | None = None  # a file that this rank has got from another
 
     @contextlib.contextmanager
@@ -110,7 +145,16 @@ class _CheckedFiles(filesystem.FileSystem):
             yield self.checked(file)
 
     def checked(self, file: Path) -> io.BytesIO:
-        """The file's bytes. Raises CheckpointError."""
+        """The file's bytes, from its copy where it is not as it was written. Raises CheckpointError."""
+        try:
+            return self._local(file)
+        except CheckpointError as error:
+            want = None if self._manifest is None else self._manifest.file(file.name)
+            if self._fallback is None or want is None:
+                raise
+            return self._fallback.file(want, error)
+
+    def _local(self, file: Path) -> io.BytesIO:
         try:
             found, stream = read_summed(file)
         except FileNotFoundError:
