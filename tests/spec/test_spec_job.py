@@ -59,6 +59,10 @@ def test_a_model_job_is_read_as_meant() -> None:
     assert job.checkpoint.directory is None
 
 
+NO_CREDENTIALS = (
+    "data: a data set's URL must be s3://BUCKET/PREFIX; credentials and the endpoint belong into the "
+    "environment of `myriad up` (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_ENDPOINT_URL)"
+)
 NO_REMOTE = (
     "checkpoint: remote must be s3://BUCKET/PREFIX; credentials and the endpoint belong into the "
     "environment of `myriad up` (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_ENDPOINT_URL)"
@@ -129,6 +133,10 @@ def test_a_layout_says_itself() -> None:
         (
             "checkpoint: {remote: /data/runs}",
             NO_REMOTE,
+        ),
+        (
+            "data: {path: 's3://key:word@bucket/text', sequence_length: 8, global_batch: 8}",
+            NO_CREDENTIALS,
         ),
         ("checkpoint: {keep: 0}", "checkpoint.keep is 0, but it must be at least 1"),
         ("checkpoint: 5", "checkpoint is 5, but it must be a mapping of keys to values"),
