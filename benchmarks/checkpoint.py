@@ -87,7 +87,7 @@ def measure(rounds: int) -> dict[str, Any]:
     """Fork the ranks and play their agent until they have ended; what rank 0 has found."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     os.environ["OMP_NUM_THREADS"] = "1"
-    import benchmarks.checkpoint_ranks  # noqa: F401  once, before the fork
+    import benchmarks.saving_ranks  # noqa: F401  once, before the fork
     from myriad.spec.messages import FromWorker
     from myriad.storage.memory.channel import Channel
 
@@ -136,7 +136,7 @@ def run_rank(rank: int, rounds: int, channel_fd: int, told: int) -> None:
 def rank_main(rank: int, rounds: int, channel_fd: int) -> dict[str, Any]:
     import torch.distributed as dist
 
-    from benchmarks.checkpoint_ranks import Rank
+    from benchmarks.saving_ranks import Rank
     from myriad.spec.job import JobSpec
 
     one = Rank(rank, PLACE / "rendezvous", PLACE, JobSpec.model_validate(JOB), channel_fd)
@@ -224,7 +224,7 @@ def welcome(rank: int) -> Any:
 
 def costs_s(found: Mapping[str, Any]) -> dict[str, float]:
     """Way to seconds a save costs the loop: medians over the rounds."""
-    from benchmarks.checkpoint_ranks import SAVES
+    from benchmarks.saving_ranks import SAVES
 
     seconds = {
         way: statistics.median(run["seconds"] for run in found["runs"] if run["way"] == way) for way in WAYS
@@ -234,7 +234,7 @@ def costs_s(found: Mapping[str, Any]) -> dict[str, float]:
 
 def show(found: Mapping[str, Any]) -> list[str]:
     """The table, and the lines a reader wants."""
-    from benchmarks.checkpoint_ranks import EVERY, SAVES, STEPS
+    from benchmarks.saving_ranks import EVERY, SAVES, STEPS
 
     costs = costs_s(found)
     rows, lines = [], []
