@@ -12,9 +12,9 @@ from myriad.cli.main import main
 from myriad.storage.datasets.builder import build
 from myriad.storage.datasets.index import DatasetError
 from myriad.storage.objects import open_store
-from objects import Server, moto, restricted, s3
+from objects import Server, moto, moto_server, restricted, s3
 
-__all__ = ["moto", "s3"]
+__all__ = ["moto", "moto_server", "s3"]
 
 
 @pytest.fixture
