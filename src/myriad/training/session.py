@@ -384,7 +384,11 @@ class Session:
             self._accept(message)
 
     def _save(self, step: int, durable: bool, peer: bool = False) -> list[Saved]:
-        """A memory snapshot, to be handed over; the durable checkpoint of the same bytes is begun where asked."""
+        """A memory snapshot, to be handed over; the durable checkpoint of the same bytes is begun where asked.
+
+        The first one of a job is waited for: where it cannot be written nothing may be restarted from beyond it, or
+        the job would fail a little later each time and never be seen to fail in the same way.
+        """
         assert self._capture is not None, "restore() comes before the first step"
         news = self._durable.settle() if durable else []
         state = {**self._capture(), f"rng.{self.welcome.rank}": torch.get_rng_state()}
@@ -393,9 +397,12 @@ class Session:
             snapshot_entries(state), step, {}, self._buffers, *users, position=self.position
         )
         self._peer_step = step if peer else self._peer_step
+        first: list[FromWorker] = []
         if durable:
             number = found.buffer.number
             self._durable.begin(self.position, state, found, lambda: self._buffers.release(number, WRITER))
+            if self._durable.saved_step is None:
+                first = self._durable.settle()
         taken = SnapshotTaken(
             step=step,
             size=found.size,
@@ -404,7 +411,11 @@ class Session:
             durable=durable,
             peer=peer,
         )
-        return [*((each, ()) for each in news), (taken, (found.buffer.fd,))]
+        return [
+            *((each, ()) for each in news),
+            (taken, (found.buffer.fd,)),
+            *((each, ()) for each in first),
+        ]
 
     def _hand_over(self, saved: list[Saved]) -> None:
         """Give the agent what was saved; from here on it can be restarted from."""
