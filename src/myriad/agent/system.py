@@ -135,7 +135,10 @@ def is_zombie_or_gone(pid: int) -> bool:
 
 
 def living_groups() -> set[int]:
-    """Process groups that have a member which is not a zombie."""
+    """Process groups that have a member which is not a zombie, or a thread of one that has not ended yet.
+
+    A thread in the kernel (in an fsync, say) ends only when that is done, and until then holds the process's memory.
+    """
     found: set[int] = set()
     for name in os.listdir("/proc"):
         if not name.isdigit():
@@ -145,6 +148,6 @@ def living_groups() -> set[int]:
                 fields = file.read().rpartition(b")")[2].split()
         except OSError:
             continue
-        if fields[0] not in (b"Z", b"X"):
+        if fields[0] not in (b"Z", b"X") or int(fields[17]) > 1:
             found.add(int(fields[2]))
     return found

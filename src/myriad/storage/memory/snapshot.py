@@ -11,11 +11,12 @@ The CRC-32 is ISA-L's (36 GB/s a core, zlib's 1.8 to 3.2), so that the copy itse
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import fcntl
 import mmap
 import os
 import struct
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
@@ -31,6 +32,7 @@ _TRAILER = struct.Struct("<I")  # CRC-32 of all before it
 ALIGNMENT_BYTES = 64  # of each entry: a cache line, and enough for any vector load
 CHUNK_BYTES = 1 << 18  # copied and checksummed at a time: stays in the second-level cache
 HEADER_LIMIT_BYTES = 64 << 20  # a header above this is damage, not a model with many parameters
+SEAL_TIMEOUT_S, SEAL_RETRY_S = 1.0, 0.002  # for the memory of a dead process to be taken down
 SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
 
@@ -277,11 +279,19 @@ def _chunks(fd: int, size: int) -> Iterator[memoryview]:
 
 
 def _seal(fd: int) -> bool:
-    """Seal it unless it is sealed; whether it now is."""
-    if not _sealed(fd):
-        with contextlib.suppress(OSError):
+    """Seal it unless it is sealed; whether it now is.
+
+    The kernel takes the memory of a process down when that has ended already, and refuses until then.
+    """
+    deadline = time.monotonic() + SEAL_TIMEOUT_S
+    while not _sealed(fd):
+        try:
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, SEALS)
-    return _sealed(fd)
+        except OSError as error:
+            if error.errno != errno.EBUSY or time.monotonic() >= deadline:
+                return False
+            time.sleep(SEAL_RETRY_S)
+    return True
 
 
 def _sealed(fd: int) -> bool:
