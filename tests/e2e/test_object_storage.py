@@ -26,24 +26,24 @@ def copied(url: str) -> list[int]:
 @pytest.mark.slow
 def test_a_node_and_the_directory_are_lost(moto: Server, tmp_path: Path) -> None:
     """No copies in memory, and no local checkpoint: the newcomer reads the copy, and no bit differs."""
-    spec = tiny_job(dataset(tmp_path), 2, {"dp_replicate": 2}, 400)
-    spec["checkpoint"] |= {"every_steps": 150, "peer_every_steps": 0}
+    spec = tiny_job(dataset(tmp_path), 2, {"dp_replicate": 2}, 1500)
+    spec["checkpoint"] |= {"every_steps": 600, "peer_every_steps": 0}
     with cluster_up(tmp_path, cluster_of(nodes=3, accelerators=1, leaves=2)) as state:
         site = Site(tmp_path, state)
         reference = site.submit(spec)
         assert site.until_end(reference).status == "SUCCEEDED", site.job(reference)
         spec["checkpoint"]["remote"] = URL
         job = site.submit(spec)
-        site.until(job, lambda: 150 in copied(URL), "a copy of step 150")
-        assert site.step(job) < 290, "the copy came too late for this test"
+        site.until(job, lambda: 600 in copied(URL), "a copy of step 600")
+        assert site.step(job) < 1150, "the copy came too late for this test"
         shutil.rmtree(site.dir.job_dir(job) / "checkpoints")
         found = assert_unbroken(site, job, reference, harmed(site, job))
         (recovery,) = found["recoveries"]
-        assert recovery["restore_step"] == 150 and recovery["tier_counts"].get("durable"), recovery
+        assert recovery["restore_step"] == 600 and recovery["tier_counts"].get("durable"), recovery
         logs = "".join(file.read_text() for file in site.dir.job_dir(job).glob("logs/*.log"))
-        assert f"reading it from {URL}/step-150.gen-1" in logs
+        assert f"reading it from {URL}/step-600.gen-1" in logs
         # What was due at the end has its copy as well, of the second generation; and no secret went anywhere.
-        assert copied(URL)[0] == 400, copied(URL)
+        assert copied(URL)[0] == 1500, copied(URL)
         assert json.loads(site.run("show", job, "--json"))["alerts"] == []
         for file in [*state.rglob("*.log"), *state.glob("*.db*")]:
             assert SECRET_KEY.encode() not in file.read_bytes(), file
