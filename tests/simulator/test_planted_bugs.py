@@ -374,7 +374,7 @@ BUGS = [
     Bug(order_not_idempotent, "started twice|generation"),
     Bug(early_release, r"still runs|and now"),
     Bug(stale_shards, "written only by|took a checkpoint"),
-    Bug(some_ranks_are_enough, "written only by"),
+    Bug(some_ranks_are_enough, "written only by|samples, or not once"),
     Bug(same_generation_again, "goes from generation"),
     Bug(restarts_behind_its_checkpoint, "behind its checkpoint"),
     Bug(no_deadline, "with deadline None"),

@@ -214,10 +214,7 @@ class Run:
         return self._heap.now >= self._cluster.storage.fails_until
 
     def _begin_save(self, step: int) -> None:
-        """Write the durable checkpoint of ``step`` behind the steps: each rank its part in its own time.
-
-        A rank tells of its part as soon as that is written. Real ones wait for all, but nothing may depend on it.
-        """
+        """Write the durable checkpoint of ``step`` behind the steps: each rank its part in its own time."""
         storage = self._cluster.storage
         longest_s = SAVE_SLOW_S if self._heap.now < storage.slow_until else self._plan.save_s
         refused: list[Worker] = []
@@ -229,9 +226,6 @@ class Run:
                 refused.append(worker)
             elif not worker.ended:
                 storage.write(self._job, step, worker.generation, worker.rank)
-                self._between_steps(
-                    worker, lambda: worker.agent.shards_saved(worker, step, self._cadence(worker).costs())
-                )
 
         def look() -> None:
             if any(worker.ended for worker in self.workers.values()):
@@ -248,10 +242,13 @@ class Run:
         self._heap.after(longest_s, look)
 
     def _written(self, step: int, refused: bool) -> None:
-        """Every rank knows what has come of the save."""
+        """Every rank knows what has come of the save, the same for all, and says so between two of its steps."""
         self._writing = False
         if not refused:
             self._saved_step = step
+            for worker in self.workers.values():
+                costs = self._cadence(worker).costs()
+                self._between_steps(worker, partial(worker.agent.shards_saved, worker, step, costs))
         elif self._never_saved():
             self._all_fail("CheckpointError")
         else:
