@@ -18,7 +18,7 @@ from myriad.runtime.store import JournalFile
 from recovery import Fault, Site, assert_unbroken, dataset, tiny_job
 
 SEED = int(os.environ.get("MYRIAD_SEED", "1"))
-STEPS = 200
+STEPS = 500
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ def test_two_sources(tmp_path: Path) -> None:
     other = Path(sysconfig.get_paths()["stdlib"]) / "json"
     built = myriad("data", "build", other, "--out", tmp_path / "json", cwd=tmp_path)
     assert built.code == 0, built
-    spec = tiny_job(dataset(tmp_path), 2, {"dp_replicate": 2}, 250)
+    spec = tiny_job(dataset(tmp_path), 2, {"dp_replicate": 2}, 800)
     spec["data"] = {
         "sources": [{"path": str(tmp_path / "text"), "weight": 3}, {"path": str(tmp_path / "json")}],
         "sequence_length": 32,

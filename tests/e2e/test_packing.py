@@ -30,7 +30,7 @@ def test_packed_documents(tmp_path: Path) -> None:
     assert built.code == 0 and "packed for 64 tokens" in built.out, built
     shown = json.loads(myriad("data", "show", tmp_path / "text", "--json", cwd=tmp_path).out)
     assert shown["packing"]["efficiency"] > 0.95 and shown["packing"]["sequence_length"] == 64, shown
-    spec = tiny_job(tmp_path / "text", 2, {"tp": 2}, 60)
+    spec = tiny_job(tmp_path / "text", 2, {"tp": 2}, 200)
     spec["data"] |= {"sequence_length": 64, "packing": "documents"}
     draw = random.Random(SEED)
     fault = drawn(draw, spec, "kill-worker", rank=draw.randrange(2))

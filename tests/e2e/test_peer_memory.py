@@ -42,7 +42,7 @@ def story(folder: Path, layout: dict[str, int], steps: int, victims: list[int], 
 
 
 def test_two_replicas(tmp_path: Path) -> None:
-    story(tmp_path, TWO_REPLICAS, 250, [SEED % 2], SEED)
+    story(tmp_path, TWO_REPLICAS, 800, [SEED % 2], SEED)
 
 
 @pytest.mark.slow
@@ -53,7 +53,7 @@ def test_three_dimensions(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_node_and_its_holder(tmp_path: Path) -> None:
     """Both at once: nobody has the state in memory, and the job goes back to the durable checkpoint by itself."""
-    spec = tiny_job(dataset(tmp_path), 2, TWO_REPLICAS, 250, spares=2)
+    spec = tiny_job(dataset(tmp_path), 2, TWO_REPLICAS, 800, spares=2)
     spec["checkpoint"]["peer_every_steps"] = 2
     fault = drawn(random.Random(SEED), spec, "kill-node", node=0)
     with cluster_up(tmp_path, cluster_of(nodes=4, accelerators=1, leaves=2)) as state:

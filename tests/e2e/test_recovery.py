@@ -49,12 +49,12 @@ def story(folder: Path, layout: dict[str, int], steps: int, harms: list[Harm], s
 
 def test_a_worker_and_the_first_node_of_two_replicas(tmp_path: Path) -> None:
     """The quick one of every `make test`. Rank 0's node holds the rendezvous store."""
-    story(tmp_path, TWO_REPLICAS, 250, [("kill-worker", 0), ("kill-node", 0)], SEED)
+    story(tmp_path, TWO_REPLICAS, 800, [("kill-worker", 0), ("kill-node", 0)], SEED)
 
 
 @pytest.mark.slow
 def test_every_node_of_two_replicas(tmp_path: Path) -> None:
-    story(tmp_path, TWO_REPLICAS, 250, [("kill-node", 0), ("kill-node", 1), ("kill-agent", 1)], SEED + 1)
+    story(tmp_path, TWO_REPLICAS, 800, [("kill-node", 0), ("kill-node", 1), ("kill-agent", 1)], SEED + 1)
 
 
 @pytest.mark.slow
@@ -71,4 +71,4 @@ def test_other_seeds(tmp_path: Path, layout: dict[str, int], seed: int) -> None:
     draw = random.Random(seed)
     nodes = 2 if layout is TWO_REPLICAS else 4
     harms = [(draw.choice(("kill-node", "kill-agent")), draw.randrange(nodes)), ("kill-worker", 0)]
-    story(tmp_path, layout, 250 if layout is TWO_REPLICAS else 20, harms, seed)
+    story(tmp_path, layout, 800 if layout is TWO_REPLICAS else 20, harms, seed)
