@@ -11,6 +11,7 @@ import pytest
 from training_harness import Cluster
 
 PROGRAM = str(Path(__file__).parent / "programs" / "own_loop.py")
+FAILS_IN_MID_SAVE = Path(__file__).parent / "programs" / "ends_in_mid_save.py"
 STEPS = 10
 
 
@@ -63,3 +64,11 @@ def test_own_loop_restarts_bit_identically(kind: str, world: int, cluster: Clust
     assert not (tmp_path / "never").exists()
     phases = again.workers[0].phases
     assert phases == ["rendezvous", "restore", "first_step"]
+
+
+@pytest.mark.slow
+def test_a_program_that_fails_while_a_save_is_in_flight_fails_of_its_own_error(cluster: Cluster) -> None:
+    """And of no signal, which would say that something has killed it: the save comes back to an interpreter that ends."""
+    failed = cluster.start_command([str(FAILS_IN_MID_SAVE), "0.3"], 2).wait()
+    assert failed.codes() == [1, 0], failed.describe()
+    assert "a mistake of the user's" in cluster.log(0).read_text()
